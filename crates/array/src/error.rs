@@ -67,9 +67,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Words that propose the nearest of the known names, or nothing.
 fn meant(name: &str, known: &[String]) -> String {
-    let near = known.iter().map(|known| (strsim::damerau_levenshtein(name, known), known)).min();
-    match near.filter(|(distance, _)| *distance <= name.chars().count().div_ceil(3)) {
-        Some((_, near)) => format!("; did you mean \"{near}\"?"),
+    match isobar_registry::nearest(name, known.iter().map(String::as_str)) {
+        Some(near) => format!("; did you mean \"{near}\"?"),
         None => String::new(),
     }
 }

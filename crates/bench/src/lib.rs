@@ -210,8 +210,10 @@ fn select(names: &[String]) -> Result<Vec<Selected>> {
     }
     let mut selected = Vec::new();
     for name in names {
-        let twice = selected.iter().any(|case: &Selected| case.name() == *name);
-        if let Some(case) = attention(name).filter(|case| !twice && case.name() == *name) {
+        if selected.iter().any(|case: &Selected| case.name() == *name) {
+            bail!(Exit::Usage.because(format!("the case `{name}` is named twice; name it once")));
+        }
+        if let Some(case) = attention(name).filter(|case| case.name() == *name) {
             selected.push(case);
             continue;
         }
@@ -220,7 +222,7 @@ fn select(names: &[String]) -> Result<Vec<Selected>> {
             None => {
                 let known: Vec<String> = all.iter().map(Selected::name).collect();
                 bail!(Exit::Usage.because(format!(
-                    "there is no case `{name}`, or it is named twice; expected one of {}, {FORWARD}N, {BACKWARD}N",
+                    "there is no case `{name}`; expected one of {}, {FORWARD}N, {BACKWARD}N",
                     known.join(", ")
                 )));
             }
@@ -266,9 +268,13 @@ mod tests {
         assert!(names(&[]).len() > CASES.len());
         let some = ["scatter_v", "attention/backward_1024", "models/afno/one_rank", "models/afno"];
         assert_eq!(names(&some), some);
-        let refusal = |name: &str| select(&[name.to_owned()]).err().unwrap().to_string();
-        assert!(refusal("allgather").starts_with(
-            "there is no case `allgather`, or it is named twice; expected one of all_gather_v/dim0, "
-        ));
+        let refusal = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            select(&names).err().unwrap().to_string()
+        };
+        let unknown = refusal(&["allgather"]);
+        assert!(unknown.starts_with("there is no case `allgather`; expected one of all_gather_v/dim0, "));
+        let twice = refusal(&["models/afno", "scatter_v", "models/afno"]);
+        assert_eq!(twice, "the case `models/afno` is named twice; name it once");
     }
 }

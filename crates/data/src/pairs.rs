@@ -25,7 +25,7 @@ impl Sets {
     }
 }
 
-/// Rejects targets that do not belong to the inputs: other numbers of spatial dims or samples, or other times.
+/// Rejects targets that do not belong to the inputs: another number of spatial dims or of samples, or different times.
 ///
 /// # Errors
 /// The first difference.
@@ -64,18 +64,18 @@ fn check_pair(inputs: &dyn Dataset, targets: &dyn Dataset) -> Result<()> {
         format!("{} ({})", names.len(), names.join(", "))
     };
     if inputs.dims().len() != targets.dims().len() {
-        return misfit("other numbers of spatial dims", names(inputs), names(targets));
+        return misfit("different numbers of spatial dims", names(inputs), names(targets));
     }
     let word = |data: &dyn Dataset| match data.times() {
         Some(times) => format!("{} times", times.len()),
         None => "none".to_owned(),
     };
     if inputs.times().map(<[f64]>::len) != targets.times().map(<[f64]>::len) {
-        return misfit("other times", word(inputs), word(targets));
+        return misfit("different times", word(inputs), word(targets));
     }
     if inputs.samples() != targets.samples() {
         return misfit(
-            "other numbers of samples",
+            "different numbers of samples",
             inputs.samples().to_string(),
             targets.samples().to_string(),
         );
@@ -93,7 +93,7 @@ fn check_pair(inputs: &dyn Dataset, targets: &dyn Dataset) -> Result<()> {
         None => Ok(()),
         Some(at) => {
             let text = |time| format!("{} at index {at}", time_text(inputs.time_unit(), time));
-            misfit("other times", text(times.get(at)), text(others.get(at)))
+            misfit("different times", text(times.get(at)), text(others.get(at)))
         }
     }
 }

@@ -193,7 +193,7 @@ fn streamed_pairs_are_those_in_memory(#[values(0, 2)] workers: usize, #[values(f
 
 #[rstest]
 #[case::samples(Series { samples: 3, ..FINE }, "the inputs of", "coarse.nc have 2, and the targets of")]
-#[case::times(Series { times: &[0.0, 6.0, 12.0], ..FINE }, "other times", "have 4 times, and the targets of")]
+#[case::times(Series { times: &[0.0, 6.0, 12.0], ..FINE }, "different times", "have 4 times, and the targets of")]
 #[case::other_times(Series { times: &[0.0, 6.0, 12.0, 19.0], ..FINE }, "2000-01-01 18:00", "at index 3")]
 #[case::none(Series { times: &[], ..FINE }, "have 4 times", "fine.nc none")]
 #[case::dims(Series { extents: &[4, 6, 2], ..FINE }, "have 2 (x, y)", "fine.nc 3 (x, y, z)")]
@@ -212,7 +212,7 @@ fn targets_of_other_samples_are_refused(
 fn a_single_time_is_compared() {
     let folder = written(&Series { times: &[0.0], ..COARSE }, &Series { times: &[0.5], ..FINE });
     let error = parts(&folder, json!({})).unwrap_err().to_string();
-    assert!(error.contains("other times") && error.contains("at index 0"), "{error}");
+    assert!(error.contains("different times") && error.contains("at index 0"), "{error}");
 }
 
 #[rstest]

@@ -151,7 +151,7 @@ fn groups_of_samples() {
     assert!(error.contains("`0010/data` is of shape [3, 4, 4, 2], expected [3, 4, 5, 2]"), "{error}");
     write(&[3, 4, 5, 2], 7);
     let error = open(&path, &["data"], json!({})).unwrap_err().to_string();
-    assert!(error.contains("`0010/grid/t` is of other times"), "{error}");
+    assert!(error.contains("`0010/grid/t` is of different times"), "{error}");
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn incompressible_flow() {
     file.dataset("t").unwrap().write(&other).unwrap();
     drop(file);
     let error = open(&path, &["velocity"], json!({})).unwrap_err().to_string();
-    assert!(error.contains("other times for sample 1"), "{error}");
+    assert!(error.contains("different times for sample 1"), "{error}");
 }
 
 #[test]

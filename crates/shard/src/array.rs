@@ -24,7 +24,7 @@ use crate::tensor::ShardTensor;
 macro_rules! forward {
     ($($method:ident($($argument:ident: $type:ty $(=> $value:expr)?),*) -> $output:ty;)*) => {
         $(fn $method(&self, $($argument: $type),*) -> isobar_array::Result<$output> {
-            Ok(ShardTensor::$method(self, $(forward!(@ $argument $(, $value)?)),*)?)
+            Ok(ShardTensor::$method(self, $(forward!(@ $argument $(, $value)?)),*)?.into())
         })*
     };
     (@ $argument:ident) => { $argument };
@@ -264,24 +264,11 @@ impl Index for ShardTensor {
 impl Neighbours for ShardTensor {
     forward! {
         knn(queries: &Self, k: i64) -> (Self, Self);
+        ball_query(queries: &Self, radius: f64) -> [Self; 3];
+        ball_query_limited(queries: &Self, radius: f64, max_points: i64) -> [Self; 3];
     }
 
     associated! { cdist(a: &Self, b: &Self, p: f64); }
-
-    fn ball_query(&self, queries: &Self, radius: f64) -> isobar_array::Result<[Self; 3]> {
-        let found = ShardTensor::ball_query(self, queries, radius)?;
-        Ok([found.offsets, found.indices, found.distances])
-    }
-
-    fn ball_query_limited(
-        &self,
-        queries: &Self,
-        radius: f64,
-        max_points: i64,
-    ) -> isobar_array::Result<[Self; 3]> {
-        let found = ShardTensor::ball_query_limited(self, queries, radius, max_points)?;
-        Ok([found.indices, found.counts, found.distances])
-    }
 }
 
 impl ShardTensor {
@@ -298,11 +285,11 @@ impl ShardTensor {
     }
 }
 
-/// Transforms, each with the numbers of points and the dims of its arguments.
+/// Transforms, each with its kernel, the numbers of points and the dims.
 macro_rules! transforms {
-    ($($method:ident($s:ident: $points:ty => $given:expr, $dims:ident: $of:ty => $along:expr), $kind:ident;)*) => {
-        $(fn $method(&self, $s: $points, $dims: $of, norm: FftNorm) -> isobar_array::Result<Self> {
-            Ok(self.fourier(stringify!($method), kernel::Kind::$kind, $given, $along, norm)?)
+    ($($method:ident($($argument:ident: $type:ty),*) => $kind:ident($points:expr, $dims:expr);)*) => {
+        $(fn $method(&self, $($argument: $type,)* norm: FftNorm) -> isobar_array::Result<Self> {
+            Ok(self.fourier(stringify!($method), kernel::Kind::$kind, $points, $dims, norm)?)
         })*
     };
 }
@@ -310,27 +297,18 @@ macro_rules! transforms {
 /// Dims that are split are made whole by exchanges for others.
 impl Spectral for ShardTensor {
     transforms! {
-        fftn(s: &[i64] => s, dims: &[i64] => dims), Forward;
-        ifftn(s: &[i64] => s, dims: &[i64] => dims), Inverse;
-        rfftn(s: &[i64] => s, dims: &[i64] => dims), Real;
-        irfftn(s: &[i64] => s, dims: &[i64] => dims), InverseReal;
-        fft(n: Option<i64> => n.as_slice(), dim: i64 => &[dim]), Forward;
-        ifft(n: Option<i64> => n.as_slice(), dim: i64 => &[dim]), Inverse;
-        rfft(n: Option<i64> => n.as_slice(), dim: i64 => &[dim]), Real;
-        irfft(n: Option<i64> => n.as_slice(), dim: i64 => &[dim]), InverseReal;
-        irfft2(size: [i64; 2] => &size, dims: [i64; 2] => &dims), InverseReal;
-    }
-
-    fn fft2(&self, dims: [i64; 2], norm: FftNorm) -> isobar_array::Result<Self> {
-        Ok(self.fourier("fft2", kernel::Kind::Forward, &[], &dims, norm)?)
-    }
-
-    fn ifft2(&self, dims: [i64; 2], norm: FftNorm) -> isobar_array::Result<Self> {
-        Ok(self.fourier("ifft2", kernel::Kind::Inverse, &[], &dims, norm)?)
-    }
-
-    fn rfft2(&self, dims: [i64; 2], norm: FftNorm) -> isobar_array::Result<Self> {
-        Ok(self.fourier("rfft2", kernel::Kind::Real, &[], &dims, norm)?)
+        fftn(s: &[i64], dims: &[i64]) => Forward(s, dims);
+        ifftn(s: &[i64], dims: &[i64]) => Inverse(s, dims);
+        rfftn(s: &[i64], dims: &[i64]) => Real(s, dims);
+        irfftn(s: &[i64], dims: &[i64]) => InverseReal(s, dims);
+        fft(n: Option<i64>, dim: i64) => Forward(n.as_slice(), &[dim]);
+        ifft(n: Option<i64>, dim: i64) => Inverse(n.as_slice(), &[dim]);
+        rfft(n: Option<i64>, dim: i64) => Real(n.as_slice(), &[dim]);
+        irfft(n: Option<i64>, dim: i64) => InverseReal(n.as_slice(), &[dim]);
+        fft2(dims: [i64; 2]) => Forward(&[], &dims);
+        ifft2(dims: [i64; 2]) => Inverse(&[], &dims);
+        rfft2(dims: [i64; 2]) => Real(&[], &dims);
+        irfft2(size: [i64; 2], dims: [i64; 2]) => InverseReal(&size, &dims);
     }
 
     fn rfft2_modes(&self, dim: i64, modes: &Modes, norm: FftNorm) -> isobar_array::Result<Self> {

@@ -66,7 +66,7 @@ impl Parallel {
         }
     }
 
-    /// Adds the regularization `term` to the loss of a pass over so many samples of so many of the batch. Replicated parameters get its
+    /// Adds the regularization `term` to the loss of a pass over `local` of the `global` samples of the batch. Replicated parameters get its
     /// gradient at once, times `factor`, in a backward pass of its own, and its value is returned beside the loss: parameters of
     /// recomputed blocks would otherwise get two gradients in the pass that reduces them.
     pub(crate) fn regularized(
@@ -88,8 +88,8 @@ impl Parallel {
         }
     }
 
-    /// Of `factor` times the mean loss over this rank's samples, so many of so many of the batch. Gradients need only be summed
-    /// over the ranks in the `last` pass of a step.
+    /// Backward pass of `factor` times the mean loss over this rank's samples: `local` of the `global` samples of the batch.
+    /// Gradients are summed over the ranks in the `last` pass of a step only, where they need not be earlier.
     pub(crate) fn backward(
         &self,
         loss: Option<&Tensor>,

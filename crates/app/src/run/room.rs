@@ -74,7 +74,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Returns the largest array that the network makes of one sample, or of so many patches of it.
+/// Returns the largest array that the network makes of one sample, or of `patch_num` patches of it.
 fn largest_array(model: &ModelConfig, fields: &FieldSpec, patch_num: usize) -> Option<LargestArray> {
     let array = match &fields.patch_extents {
         Some(patch) => model.largest_array(&FieldSpec { extents: patch.clone(), ..fields.clone() }),

@@ -37,6 +37,18 @@ pub struct LimitedBall {
     pub distances: ShardTensor,
 }
 
+impl From<Ball> for [ShardTensor; 3] {
+    fn from(found: Ball) -> Self {
+        [found.offsets, found.indices, found.distances]
+    }
+}
+
+impl From<LimitedBall> for [ShardTensor; 3] {
+    fn from(found: LimitedBall) -> Self {
+        [found.indices, found.counts, found.distances]
+    }
+}
+
 impl ShardTensor {
     /// ‖aᵢ − bⱼ‖ₚ: `a` `[…, n, features]`, `b` `[…, m, features]`, the result `[…, n, m]`; dims before them are broadcast. From
     /// differences, not from products, so that close points keep their digits. The gradient at distance zero is zero, as
@@ -321,14 +333,11 @@ crate::register! {
     /// The `k` nearest points of each query: distances and indices.
     "knn"(points, queries; k) Candidates: |call| call.tensor(0)?.knn(call.tensor(1)?, call.get("k")?);
     /// The points within `radius` of each query: offsets of the queries, indices, distances.
-    "ball_query"(points, queries; radius) Candidates: |call| {
-        let found = call.tensor(0)?.ball_query(call.tensor(1)?, call.get("radius")?);
-        found.map(|found| vec![found.offsets, found.indices, found.distances])
-    };
+    "ball_query"(points, queries; radius) Candidates:
+        |call| call.tensor(0)?.ball_query(call.tensor(1)?, call.get("radius")?).map(<[ShardTensor; 3]>::from);
     /// At most `max_points` points within `radius` of each query: indices, counts, distances.
     "ball_query_limited"(points, queries; radius, max_points) Candidates: |call| {
         let (radius, most) = (call.get("radius")?, call.get("max_points")?);
-        let found = call.tensor(0)?.ball_query_limited(call.tensor(1)?, radius, most);
-        found.map(|found| vec![found.indices, found.counts, found.distances])
+        call.tensor(0)?.ball_query_limited(call.tensor(1)?, radius, most).map(<[ShardTensor; 3]>::from)
     };
 }

@@ -261,6 +261,12 @@ impl Tensors for (ShardTensor, ShardTensor) {
     }
 }
 
+impl<const N: usize> Tensors for [ShardTensor; N] {
+    fn into_vec(self) -> Vec<ShardTensor> {
+        self.into()
+    }
+}
+
 impl Tensors for Vec<ShardTensor> {
     fn into_vec(self) -> Vec<ShardTensor> {
         self

@@ -122,7 +122,7 @@ impl Classic {
         Ok(())
     }
 
-    /// Bytes of a variable's values; of those with records, in so many of them.
+    /// Bytes of a variable's values; a variable with records has `records` of them.
     fn bytes_of(&self, variable: &Variable, records: u64) -> Option<u64> {
         let extents =
             variable.dims.iter().enumerate().map(|(at, &dim)| {

@@ -172,7 +172,7 @@ impl PdeBench {
                 Ok(self.file.read(name, std::slice::from_ref(&all))?.into_f64())
             };
             if self.file.info(&own)?.shape != self.file.info(known)?.shape || times(&own)? != times(known)? {
-                return Err(self.misfit(&own, "of other times", format!("those of `{known}`")));
+                return Err(self.misfit(&own, "of different times", format!("the times of `{known}`")));
             }
         }
         Ok(self)
@@ -206,7 +206,7 @@ impl PdeBench {
         if let Some(sample) = times.chunks(frames).position(|own| own != &times[..frames]) {
             return Err(self.misfit(
                 "t",
-                format!("of other times for sample {sample} than for sample 0"),
+                format!("of different times for sample {sample} than for sample 0"),
                 "the same times for all",
             ));
         }
