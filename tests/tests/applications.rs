@@ -287,6 +287,6 @@ fn ensembles_of_changes_are_refused() {
     let args = ["train", "configs/navier_stokes_diffusion.toml", "--set", "diffusion.members=2"];
     let outcome = Launch::plain(1, ISOBAR).current_dir(workspace()).args(args).run().unwrap();
     assert_eq!(outcome.exit, Exit::Code(2), "{outcome}");
-    let words = "diffusion.members is 2, but data.predict is \"change\"";
+    let words = "task.members is 2, but data.predict is \"change\"";
     assert!(outcome.ranks[0].stderr.contains(words), "{outcome}");
 }

@@ -124,7 +124,7 @@ fn runs_between_grids_resume() {
 #[case("super_resolution_grids", &["model.n_upsampling=4"], "--set model.n_upsampling=2")]
 #[case("super_resolution_grids", &["data.history=2"], "--set data.history=1")]
 #[case("super_resolution_grids", &["data.targets=[\"depth\"]"], "depth")]
-#[case("super_resolution_diffusion", &["data.target.format=the_well"], "[diffusion] needs inputs and targets on one grid")]
+#[case("super_resolution_diffusion", &["data.target.format=the_well"], "task.type = \"diffusion\" needs inputs and targets on one grid")]
 fn grids_that_do_not_fit_are_refused(#[case] config: &str, #[case] own: &[&str], #[case] words: &str) {
     let folder = tempdir().unwrap();
     let path = format!("data.path={}", coarse(folder.path()).display());

@@ -2,17 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::{Args, Subcommand};
 use isobar_manager::config::{
     self, DistributedConfig, Resolved, Sources, reference_markdown, reference_toml,
 };
-use isobar_models::{Batch, FieldSpec, ModelConfig};
+use isobar_models::{FieldSpec, ModelConfig};
+use isobar_train::FitConfig;
 use isobar_train::config::{
     CheckpointConfig, DataConfig, DataParallelConfig, MetricsConfig, OptimizerKind, Predict, RunConfig,
     ScheduleKind, TrainConfig,
 };
-use isobar_train::{Denoising, DiffusionConfig, FitConfig};
+use isobar_train::objective::{ObjectiveKind, Setup};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -31,8 +32,9 @@ pub(crate) struct Config {
     pub data: DataConfig,
     /// The network.
     pub model: ModelConfig,
-    /// Training and sampling of a denoiser; only with a model that is one, such as `edm_preconditioner`.
-    pub diffusion: Option<DiffusionConfig>,
+    /// What the network is trained for.
+    #[schemars(extend("x-former-table" = "diffusion"))]
+    pub task: ObjectiveKind,
     /// The loop.
     pub train: TrainConfig,
     /// Optimizer: updates parameters from gradients.
@@ -63,97 +65,31 @@ impl Config {
         };
         settings.check()?;
         self.train.weights.check_steps(self.data.train_steps.most())?;
-        self.denoising().map(drop)
+        self.check_task()
     }
 
-    /// Returns the training and sampling of the model if it is a denoiser.
-    pub(crate) fn denoising(&self) -> Result<Option<Denoising>> {
-        let name = self.model.name();
-        match (&self.diffusion, self.model.denoises()) {
-            (None, None) => Ok(None),
-            (Some(diffusion), Some(sigma_data)) => {
-                if self.data.train_steps.most() != 1 {
-                    bail!(Exit::Usage.because(format!(
-                        "data.train_steps is {}, but a denoiser is trained on single steps; --set data.train_steps=1",
-                        self.data.train_steps.most()
-                    )));
-                }
-                if self.data.masks().is_some() {
-                    bail!(Exit::Usage.because(
-                        "data.missing is \"mask\", and the loss of a denoiser takes no mask; --set data.missing=fill"
-                    ));
-                }
-                if diffusion.members > 1
-                    && (self.data.predict == Predict::Change || self.data.validation_steps > 1)
-                {
-                    bail!(Exit::Usage.because(format!(
-                        "diffusion.members is {}, but data.predict is \"change\" or data.validation_steps above 1: ensembles are of \
-                         one step that predicts frames; --set diffusion.members=1",
-                        diffusion.members
-                    )));
-                }
-                if diffusion.condition_on_mean && diffusion.regression.is_none() {
-                    bail!(Exit::Usage.because(
-                        "diffusion.condition_on_mean is on, but there is no diffusion.regression that predicts the mean; name the folder \
-                         of a trained run: --set diffusion.regression=runs/…"
-                    ));
-                }
-                let made = Denoising::new(diffusion, sigma_data, self.run.seed);
-                Ok(Some(made.map_err(|error| Exit::Usage.because(format!("[diffusion]: {error}")))?))
-            }
-            (None, Some(_)) => bail!(Exit::Usage.because(format!(
-                "model.type = {name:?} is a denoiser, and there is no [diffusion] that says how it is trained; add the table, or \
-                 --set diffusion.p_mean=-1.2"
-            ))),
-            (Some(_), None) => bail!(Exit::Usage.because(format!(
-                "[diffusion] trains a denoiser, and model.type = {name:?} is none; take the table away, or put the model into \
-                 one: model.type = \"edm_preconditioner\" with the present table as [model.model]"
-            ))),
-        }
-    }
-
-    /// Checks that the fields can be cut into the patches of `[diffusion.patches]`. `has_conditions` is true if scalars are conditions
-    /// of samples.
-    pub(crate) fn check_patches(&self, extents: &[usize], has_conditions: bool) -> Result<()> {
-        let patches = self.diffusion.as_ref().and_then(|diffusion| diffusion.patches.as_ref());
-        let Some(patches) = patches else { return Ok(()) };
-        patches
-            .check_extents(extents)
-            .map_err(|error| Exit::Usage.because(format!("[diffusion.patches]: {error}")))?;
-        if patches.condition_on_input && has_conditions {
-            bail!(Exit::Usage.because(
-                "data.scalars_as is \"conditions\", and patches that are given the full input take no conditions of samples; \
-                 --set diffusion.patches.condition_on_input=false"
-            ));
-        }
-        Ok(())
-    }
-
-    /// Shape of the model's inputs for such data. A denoiser gets the targets with noise, and the inputs as conditions; on patches, it
-    /// may also get the full input. Unless it reads the positions of patches, it is built for the extents of a patch.
-    pub(crate) fn fields_of_model(&self, fields: FieldSpec) -> FieldSpec {
-        let Some(diffusion) = &self.diffusion else { return fields };
-        let inputs = fields.in_channels + fields.position_channels;
-        let patches = diffusion.patches.as_ref();
-        let whole_channels =
-            if patches.is_some_and(|patches| patches.condition_on_input) { inputs } else { 0 };
-        let patch = patches.map(|patches| patches.patch_shape.to_vec());
-        let (extents, patch_extents) = match patch {
-            Some(patch) if !self.model.reads_patches() => (patch, None),
-            patch => (fields.extents.clone(), patch),
+    /// Compares the task with the data and the model.
+    pub(crate) fn check_task(&self) -> Result<()> {
+        let setup = Setup {
+            model: self.model.name().to_owned(),
+            sigma_data: self.model.denoises(),
+            train_steps: self.data.train_steps.most(),
+            validation_steps: self.data.validation_steps,
+            changes: self.data.predict == Predict::Change,
+            masks: self.data.masks().is_some(),
         };
-        let mean = diffusion.regression.is_some() && diffusion.condition_on_mean;
-        let mean_channels = if mean { fields.out_channels } else { 0 };
-        let arrays = [Batch::<()>::SIGMA, Batch::<()>::CONDITIONS].map(str::to_owned);
-        FieldSpec {
-            extents,
-            patch_extents,
-            condition_channels: mean_channels + inputs + whole_channels,
-            in_channels: fields.out_channels,
-            position_channels: 0,
-            arrays: fields.arrays.iter().cloned().chain(arrays).collect(),
-            ..fields
-        }
+        self.task.check(&setup).map_err(|error| Exit::Usage.because(error.to_string()).into())
+    }
+
+    /// Compares the task with the fields of the data. `has_conditions` is true if scalars are conditions of samples.
+    pub(crate) fn check_fields(&self, fields: &FieldSpec, has_conditions: bool) -> Result<()> {
+        let checked = self.task.check_fields(fields, has_conditions);
+        checked.map_err(|error| Exit::Usage.because(error.to_string()).into())
+    }
+
+    /// Shape of the model's inputs for such data.
+    pub(crate) fn fields_of_model(&self, fields: FieldSpec) -> FieldSpec {
+        self.task.fields_of_network(fields, self.model.reads_patches())
     }
 }
 
@@ -301,5 +237,19 @@ mod tests {
                 assert_eq!(resolved.value, Config::default());
             }
         }
+    }
+
+    /// Earlier versions had a table `[diffusion]` in place of `[task]`.
+    #[test]
+    fn runs_of_earlier_versions_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config.toml");
+        std::fs::write(&file, "[diffusion]\nmembers = 2\n[diffusion.sampler]\nnum_steps = 3\n").unwrap();
+        let sources = Sources::default().file(&file).set("diffusion.p_mean=-2.0");
+        let resolved = config::load::<Config>(&sources).unwrap();
+        assert_eq!((resolved.value.task.name(), resolved.value.task.members()), ("diffusion", 2));
+        let text = resolved.to_toml_with_origins().unwrap();
+        assert!(text.contains("[task]") && !text.contains("[diffusion"), "{text}");
+        assert!(text.contains("num_steps = 3") && text.contains("p_mean = -2.0"), "{text}");
     }
 }

@@ -19,6 +19,7 @@ use isobar_models::Architecture;
 use isobar_train::Registered;
 use isobar_train::loss::Loss;
 use isobar_train::metric::Metric;
+use isobar_train::objective::Objective;
 use isobar_train::optim::OptimizerConfig;
 use isobar_train::schedule::LrSchedule;
 
@@ -26,8 +27,8 @@ use cli::{Cli, Command};
 use isobar_command::exit::{self, Exit};
 use isobar_command::terminal;
 
-/// The command line as a library: the command `isobar` with a program's own models, data formats, losses, metrics, optimizers
-/// and schedules, which its TOML files name.
+/// The command line as a library: the command `isobar` with a program's own models, data formats, training tasks, losses, metrics,
+/// optimizers and schedules, which its TOML files name.
 ///
 /// ```no_run
 /// fn main() -> std::process::ExitCode {
@@ -68,6 +69,13 @@ impl App {
     #[must_use]
     pub fn schedule<S: LrSchedule + Registered>(self) -> Self {
         isobar_train::schedule::register::<S>();
+        self
+    }
+
+    /// Adds a training task. One that registers itself (`isobar_train::register_task!`) need not be added.
+    #[must_use]
+    pub fn task<O: Objective + Registered>(self) -> Self {
+        isobar_train::objective::register::<O>();
         self
     }
 

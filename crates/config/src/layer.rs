@@ -5,6 +5,7 @@ use std::ops::Range;
 use figment::value::{Dict, Map, Num, Value as FigmentValue};
 use figment::{Metadata, Profile, Provider};
 use isobar_launch::Environment;
+use isobar_registry::TYPE;
 use serde::Serialize;
 use toml::de::DeValue;
 
@@ -148,6 +149,19 @@ impl Layer {
         if let Kind::Table(entries) = &mut node.kind {
             entries.retain(|entry| entry.key != *last);
         }
+    }
+
+    /// Moves what stands in the table `former` to the table `present`, with `former` as its `type` unless the layer names one.
+    pub(crate) fn rename_table(&mut self, former: &str, present: &str) {
+        let Kind::Table(tables) = &mut self.root.kind else { return };
+        let moves = |entry: &Entry| entry.key == former && matches!(entry.value.kind, Kind::Table(_));
+        let Some(index) = tables.iter().position(moves) else { return };
+        let Entry { key, key_place, value } = tables.remove(index);
+        let Kind::Table(entries) = value.kind else { return };
+        if self.node(&[present, TYPE]).is_none() {
+            self.insert(&[present, TYPE], Node { place: key_place, kind: Kind::Text(key) });
+        }
+        entries.into_iter().for_each(|entry| self.insert(&[present, &entry.key], entry.value));
     }
 
     /// Puts a value at a path, over one that an earlier assignment of the same layer put there.

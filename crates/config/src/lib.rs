@@ -10,6 +10,8 @@
 //! - `--set train.epochs=3`: the value is TOML, and a bare word is a string.
 //! - Tables merge key by key; lists replace each other whole. Where a layer chooses another variant of a tagged enum
 //!   (`[model] type = "fno"`), what lower layers said of the old variant is dropped.
+//! - A table `[NAME]` of earlier versions may have become the table `[KEY]` with `type = "NAME"`: with
+//!   `#[schemars(extend("x-former-table" = "NAME"))]` on the field `KEY`, the former spelling is still read.
 //!
 //! ```
 //! use isobar_config::{self as config, Sources};
@@ -184,6 +186,9 @@ where
     layers.push(layer::environment(&sources.environment, &mut problems));
     layers.push(layer::command_line(&sources.sets, &mut problems));
 
+    for (former, present) in schema.former_tables() {
+        layers.iter_mut().for_each(|layer| layer.rename_table(former, present));
+    }
     for index in 1..layers.len() {
         let (below, rest) = layers.split_at_mut(index);
         let found = check::layer(&schema, below, &mut rest[0]);

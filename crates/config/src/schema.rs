@@ -4,6 +4,9 @@ use figment::value::Value as FigmentValue;
 use schemars::JsonSchema;
 use serde_json::Value;
 
+/// Property of a key's schema with the former name of its table.
+const FORMER: &str = "x-former-table";
+
 /// The schema of a configuration type.
 pub(crate) struct Schema {
     root: Value,
@@ -35,6 +38,13 @@ impl Schema {
 
     pub(crate) fn root(&self) -> &Value {
         &self.root
+    }
+
+    /// Former names of the tables of the root, each with its present name: the property `x-former-table` of a key's schema.
+    pub(crate) fn former_tables(&self) -> Vec<(&str, &str)> {
+        let properties = self.root.get("properties").and_then(Value::as_object);
+        let former = properties.into_iter().flatten();
+        former.filter_map(|(key, schema)| Some((schema.get(FORMER)?.as_str()?, key.as_str()))).collect()
     }
 
     /// The forms that a schema allows, unset options left out, plain strings with a fixed list made one form.

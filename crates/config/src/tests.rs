@@ -149,6 +149,38 @@ pub(crate) fn in_folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     folder
 }
 
+/// A run whose model was a table of another name.
+#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+struct Renamed {
+    /// The model.
+    #[schemars(extend("x-former-table" = "fno"))]
+    model: Model,
+}
+
+#[test]
+fn a_table_is_read_under_its_former_name() {
+    let folder = in_folder(&[
+        ("run.toml", "[fno]\nwidth = 3\n"),
+        ("new.toml", "[model]\ntype = \"fno\"\nwidth = 5\n"),
+    ]);
+    let file = |name: &str| Sources::default().file(folder.path().join(name));
+    let model = |sources: &Sources| load::<Renamed>(sources).map(|resolved| resolved.value.model);
+    assert_eq!(model(&file("run.toml")).unwrap(), Model::Fno { modes: 4, width: 3 });
+    assert_eq!(model(&file("run.toml").set("fno.modes=2")).unwrap(), Model::Fno { modes: 2, width: 3 });
+    assert_eq!(model(&file("new.toml").set("fno.modes=2")).unwrap(), Model::Fno { modes: 2, width: 5 });
+    let environment = Sources::default().environment([("ISOBAR_FNO__WIDTH", "7")].into_iter().collect());
+    assert_eq!(model(&environment).unwrap(), Model::Fno { modes: 4, width: 7 });
+    let resolved = load::<Renamed>(&file("run.toml")).unwrap();
+    assert_eq!(
+        resolved.origin("model.width"),
+        Origin::File { path: folder.path().join("run.toml"), line: 2 }
+    );
+    assert!(!reference_toml::<Renamed>().unwrap().contains("[fno]"));
+    let error = model(&file("run.toml").set("fno.widht=2")).unwrap_err().to_string();
+    assert!(error.contains("model.widht") && error.contains("width"), "{error}");
+}
+
 fn load_text(text: &str) -> Result<Resolved<Run>, ConfigError> {
     let folder = in_folder(&[("run.toml", text)]);
     load::<Run>(&Sources::default().file(folder.path().join("run.toml")))

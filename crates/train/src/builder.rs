@@ -7,14 +7,13 @@ use isobar_array::Generator;
 use isobar_collectives::Group;
 use isobar_data::{Augment, InMemory, Normalizer, Statistics};
 use isobar_manager::{DeviceMesh, DistributedManager};
-use isobar_models::{Architecture, Model, Sharding};
+use isobar_models::{Architecture, Model, Sharding, SigmaData};
 use isobar_shard::{MeshParams, ParallelRegion, ParamStore, Scope, ShardTensor};
 use serde_json::json;
 use tch::Tensor;
 
 use crate::agree::agree;
 use crate::config::{OptimizerKind, Precision, ScheduleKind};
-use crate::denoising::{Denoising, DiffusionConfig};
 use crate::error::{Context, Error};
 use crate::field_model::FieldModel;
 use crate::field_task::FieldTask;
@@ -23,6 +22,7 @@ use crate::fully_sharded::ShardedParameters;
 use crate::loss::LossKind;
 use crate::metric::{MetricKind, Report};
 use crate::model::Network;
+use crate::objective::{self, ObjectiveKind, Setup};
 use crate::params::Parameters;
 use crate::ranks::Ranks;
 use crate::samples::SampleFingerprint;
@@ -88,7 +88,8 @@ pub struct Trainer {
     variables: Vec<Variable>,
     latitudes: Option<Latitudes>,
     normalize: bool,
-    denoising: Option<Denoising>,
+    objective: Option<ObjectiveKind>,
+    sigma_data: Option<SigmaData>,
 }
 
 impl Trainer {
@@ -101,7 +102,8 @@ impl Trainer {
             variables: Vec::new(),
             latitudes: None,
             normalize: true,
-            denoising: None,
+            objective: None,
+            sigma_data: None,
         }
     }
 
@@ -135,10 +137,17 @@ impl Trainer {
         self.configure(|config| config.train.loss = loss.into())
     }
 
-    /// Trains a denoiser: inputs are its conditions, targets what it removes noise from, and predictions are sampled.
+    /// Sets the task that the model is trained for, by default regression, or diffusion for a denoiser.
     #[must_use]
-    pub fn denoising(self, denoising: Denoising) -> Self {
-        Self { denoising: Some(denoising), ..self }
+    pub fn objective(self, objective: impl Into<ObjectiveKind>) -> Self {
+        Self { objective: Some(objective.into()), ..self }
+    }
+
+    /// Says that the model is a denoiser of data with this standard deviation, for [`fit`](Self::fit);
+    /// [`fit_architecture`](Self::fit_architecture) asks the model's configuration.
+    #[must_use]
+    pub fn denoising(self, sigma_data: SigmaData) -> Self {
+        Self { sigma_data: Some(sigma_data), ..self }
     }
 
     /// Sets the optimizer.
@@ -221,11 +230,11 @@ impl Trainer {
             Ok(model) => Ok(Box::new(model) as Box<dyn Model<ShardTensor>>),
             Err(error) => Err(error.into()),
         };
-        self.run(extents, data, build, (&Sharding::new(), 1))
+        self.run("of the program", extents, data, build, (&Sharding::new(), 1))
     }
 
     /// Does the same as [`fit`](Self::fit) for a model with a configuration, such as those of `isobar_models`: its parameters are
-    /// split as [`Architecture::sharding`] declares. A denoiser is trained as one, by default with [`DiffusionConfig::default`].
+    /// split as [`Architecture::sharding`] declares. A denoiser is trained as one.
     ///
     /// # Errors
     ///
@@ -246,22 +255,23 @@ impl Trainer {
             return Err(Error::invalid("the mesh", found, expected).into());
         }
         let (sharding, finer) = (config.sharding(), config.refinement());
-        let denoising = match (&self.denoising, config.denoises()) {
-            (None, Some(sigma_data)) => {
-                Some(Denoising::new(&DiffusionConfig::default(), sigma_data, self.config.seed)?)
-            }
-            (given, _) => given.clone(),
-        };
-        Self { denoising, ..self }.run(extents, data, |params| Ok(config.build(params)?), (&sharding, finer))
+        let sigma_data = self.sigma_data.clone().or_else(|| config.denoises());
+        let named = Self { sigma_data, ..self };
+        named.run(C::NAME, extents, data, |params| Ok(config.build(params)?), (&sharding, finer))
     }
 
     fn run(
         self,
+        name: &str,
         extents: &[usize],
         data: impl FnOnce(&Window) -> Result<(InMemory, InMemory), BoxError>,
         build: impl FnOnce(&mut Scope<'_, ShardTensor>) -> Result<Box<dyn Model<ShardTensor>>, BoxError>,
         (sharding, finer): (&Sharding, usize),
     ) -> Result<Summary, BoxError> {
+        let sigma_data = self.sigma_data;
+        let objective = self.objective.unwrap_or_else(|| objective::standard(sigma_data.as_ref()));
+        let setup = Setup { model: name.to_owned(), sigma_data: sigma_data.clone(), ..Setup::default() };
+        objective.check(&setup)?;
         let manager = DistributedManager::get().or_else(|_| DistributedManager::initialize())?;
         let world = manager.group(None)?;
         let names: Vec<&str> = self.mesh.1.iter().map(String::as_str).collect();
@@ -280,7 +290,8 @@ impl Trainer {
         if let Some(pattern) = params.unmatched().first() {
             return Err(unmatched(pattern).into());
         }
-        let forward = Network::new(network).refining(finer).denoising(self.denoising);
+        let forward = Network::new(network).refining(finer);
+        let forward = forward.denoising(sigma_data).objective(objective, self.config.seed);
         let (parameters, buffers) = Parameters::on_mesh(&store, &mesh)?;
 
         let read = data(&window).map_err(|error| Error::Samples { source: error });

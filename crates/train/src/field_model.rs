@@ -2,22 +2,22 @@
 
 use std::collections::VecDeque;
 
-use isobar_array::{Array, Convert, Elementwise, Local, Shape};
+use isobar_array::{Array, Convert, Elementwise, Generator, Local, Shape};
 use isobar_data::Normalizer;
-use isobar_models::{Batch, BatchPart};
+use isobar_models::{Batch, SigmaData};
 use tch::Tensor;
 
-use crate::denoising::Denoising;
 use crate::error::Result;
 use crate::fields::FieldLayout;
 use crate::loss::missing::{counted, fill, present};
 use crate::loss::{ensemble_mean, masked_variable_errors, spectrum_errors, variable_errors};
 use crate::model::{Forward, Regression};
+use crate::objective::{Inputs, ObjectiveArray, Surrogate};
 use crate::rollout::{Roles, Start};
 use crate::task::{BoxError, Step};
 use crate::variables::{Variable, VariableError};
 
-/// Inputs of a denoiser, and the prediction of the regression before it.
+/// Inputs of a network, and the prediction of the regression before it.
 type Regressed<A> = (Batch<A>, Option<A>);
 
 /// A network that maps one field to the next: from an input to a target, or from a frame of a trajectory to the following one,
@@ -142,26 +142,17 @@ where
             Some(_) => Some(self.layout.array(&present(input)?, count)?),
         };
         let positions = self.positions_of(input, count)?;
-        let generator = self.forward.denoising().map(Denoising::generator);
+        let (objective, generator) = (self.forward.objective(), Generator::new(self.forward.seed()));
         let mut outputs = Vec::with_capacity(start.steps);
         for at in 0..start.steps {
             let batch = self.batch((start, at), &frames, positions.as_ref(), count)?;
-            let y = match (step, self.forward.denoising().zip(generator.as_ref())) {
-                (None, Some((denoising, generator))) => {
-                    let draws = (generator, start.part);
-                    let denoise = |batch| self.forward.forward(batch, None);
-                    let (batch, mean) = self.regressed(batch)?;
-                    let given = (&batch, self.mean_channels());
-                    let drawn = denoising.sample(denoise, given, self.variables.len(), draws)?;
-                    match mean {
-                        Some(mean) if mean.shape().len() < drawn.shape().len() => {
-                            drawn.add(&mean.unsqueeze(1)?)?
-                        }
-                        Some(mean) => drawn.add(&mean)?,
-                        None => drawn,
-                    }
+            let y = match step {
+                Some(_) => self.forward.forward(batch, step)?,
+                None => {
+                    let network = self.on_batch(start, count);
+                    let inputs = Inputs::of_evaluation(&network, batch, (&generator, start.part));
+                    L::Array::prediction_of(&*objective, inputs)?
                 }
-                _ => self.forward.forward(batch, step)?,
             };
             let Some(x) = frames.pop_front() else { break };
             let newest = frames.back().unwrap_or(&x);
@@ -231,39 +222,9 @@ where
         Ok(batch.with(Batch::<L::Array>::TIME, self.layout.per_sample(&times, count)?))
     }
 
-    /// The loss of a denoiser, for normalised frames and targets of one step.
-    pub(crate) fn denoising_loss(
-        &self,
-        denoising: &Denoising,
-        (start, targets): (&Start, &[Tensor]),
-        count: usize,
-        step: Step<'_>,
-    ) -> Result<Tensor, BoxError> {
-        if self.missing.is_some() {
-            return Err("a denoiser takes no mask of missing values; --set data.missing=fill".into());
-        }
-        let (Some(input), [target]) = (start.frames.last(), targets) else {
-            return Err(format!(
-                "a denoiser is trained on single steps, not on {}; --set data.train_steps=1",
-                targets.len()
-            )
-            .into());
-        };
-        let frames: VecDeque<L::Array> =
-            start.frames.iter().map(|frame| self.layout.array(frame, count)).collect::<Result<_>>()?;
-        let positions = self.positions_of(input, count)?;
-        let batch = self.batch((start, 0), &frames, positions.as_ref(), count)?;
-        let target = self.layout.targets().array(target, count)?;
-        let (batch, mean) = self.regressed(batch)?;
-        let clean = match (&self.change, mean) {
-            (Some(change), _) => self.change_to(&target, &self.layout.array(input, count)?, change)?,
-            (None, Some(mean)) => target.sub(&mean)?,
-            (None, None) => target,
-        };
-        let part = BatchPart { offset: step.offset, total: step.total };
-        let denoise = |batch| self.forward.forward(batch, Some(denoising.step_of_network(step)));
-        let given = (&batch, self.mean_channels());
-        Ok(denoising.loss(denoise, given, &clean, (step.generator, part))?.full_tensor()?)
+    /// Returns the network on normalised frames.
+    pub(crate) fn on_batch<'a>(&'a self, start: &'a Start, count: usize) -> OnBatch<'a, L, F> {
+        OnBatch { model: self, start, count }
     }
 
     /// Computes the network's regularization term times a weight; `None` if it has none.
@@ -272,20 +233,11 @@ where
         Ok(Some(term.mul_scalar(weight)?.full_tensor()?))
     }
 
-    /// Number of the channels of a regression's prediction among the inputs of a denoiser.
-    fn mean_channels(&self) -> i64 {
-        let is_input = self.forward.regression().is_some_and(Regression::is_input);
-        if is_input { self.variables.len() as i64 } else { 0 }
-    }
-
-    /// Returns the inputs of a denoiser, and the prediction of the regression before it, if there is one.
+    /// Returns the inputs of the second of two stages, and the prediction of the regression before it, if there is one.
     fn regressed(&self, inputs: Batch<L::Array>) -> Result<Regressed<L::Array>, BoxError> {
         let Some(regression) = self.forward.regression() else { return Ok((inputs, None)) };
         if self.change.is_some() {
-            return Err(
-                "a regression before a denoiser predicts fields, not changes; --set data.predict=frame"
-                    .into(),
-            );
+            return Err("a first stage predicts fields, not changes; --set data.predict=frame".into());
         }
         let (inputs, mean) = regression.apply(inputs, [&self.input, &self.target])?;
         Ok((inputs, Some(mean)))
@@ -420,5 +372,80 @@ where
         let Some(mask) = self.present_in(target)? else { return Ok(spectrum_errors(prediction, target)?) };
         let (prediction, target) = counted(prediction, target, &mask)?;
         Ok(spectrum_errors(&prediction, &target)?)
+    }
+}
+
+/// A [`FieldModel`] on normalised frames of so many samples.
+pub(crate) struct OnBatch<'a, L, F> {
+    model: &'a FieldModel<L, F>,
+    start: &'a Start,
+    count: usize,
+}
+
+impl<L, F> OnBatch<'_, L, F>
+where
+    L: FieldLayout,
+    F: Forward<L::Array>,
+{
+    /// The newest input frame.
+    fn newest(&self) -> Result<&Tensor, BoxError> {
+        self.start.frames.last().ok_or_else(|| "a rollout starts from no frame".into())
+    }
+
+    /// A frame without missing values.
+    fn filled(&self, frame: &Tensor) -> Result<L::Array, BoxError> {
+        Ok(self.model.layout.array(&fill(frame, self.model.missing)?, self.count)?)
+    }
+}
+
+impl<L, F> Surrogate<L::Array> for OnBatch<'_, L, F>
+where
+    L: FieldLayout,
+    F: Forward<L::Array>,
+{
+    fn forward(&self, batch: Batch<L::Array>, step: Option<Step<'_>>) -> Result<L::Array, BoxError> {
+        self.model.forward.forward(batch, step)
+    }
+
+    fn first(&self) -> Result<Batch<L::Array>, BoxError> {
+        let frames = self.start.frames.iter().map(|frame| self.filled(frame)).collect::<Result<_, _>>()?;
+        let positions = self.model.positions_of(self.newest()?, self.count)?;
+        self.model.batch((self.start, 0), &frames, positions.as_ref(), self.count)
+    }
+
+    fn roll_out(&self, step: Step<'_>) -> Result<Vec<L::Array>, BoxError> {
+        self.model.steps(self.start, self.count, Some(step))
+    }
+
+    fn output_for(&self, target: &L::Array) -> Result<L::Array, BoxError> {
+        match &self.model.change {
+            Some(change) => self.model.change_to(target, &self.filled(self.newest()?)?, change),
+            None => Ok(target.shallow_clone()),
+        }
+    }
+
+    fn weighted(&self, output: &L::Array, target: &L::Array) -> Result<L::Array, BoxError> {
+        self.model.weighted(output, target)
+    }
+
+    fn staged(&self, inputs: Batch<L::Array>) -> Result<Regressed<L::Array>, BoxError> {
+        self.model.regressed(inputs)
+    }
+
+    fn mean_channels(&self) -> i64 {
+        let is_input = self.model.forward.regression().is_some_and(Regression::is_input);
+        if is_input { self.model.variables.len() as i64 } else { 0 }
+    }
+
+    fn outputs(&self) -> usize {
+        self.model.variables.len()
+    }
+
+    fn sigma_data(&self) -> Option<SigmaData> {
+        self.model.forward.sigma_data()
+    }
+
+    fn has_conditions(&self) -> bool {
+        self.model.forward.has_conditions()
     }
 }

@@ -13,6 +13,7 @@ use crate::loss::missing::{fill, present, present_in_both};
 use crate::loss::{LossKind, ensemble_mean, is_ensemble};
 use crate::metric::{Forecast, MetricKind, Report, summands};
 use crate::model::Forward;
+use crate::objective::{ObjectiveArray, Target, Training};
 use crate::rollout::{Roles, Sample};
 use crate::task::{Baseline, BoxError, Coming, RolloutError, Scored, Step, Task};
 use crate::variables::{Variable, VariableError, mean_errors};
@@ -20,9 +21,9 @@ use crate::weights::Weights;
 
 /// A [`FieldModel`] with its data, in memory or read while they are needed.
 ///
-/// The loss is the mean over the steps of a sample, on normalised values; if the network predicts changes,
-/// the difference from the target is in units of each variable's changes. Validation errors are per variable,
-/// on physical values.
+/// The loss is that of the network's [objective](crate::objective::Objective), on normalised values; if the network predicts
+/// changes, the difference from the target is in units of each variable's changes. Validation errors are per variable, on
+/// physical values.
 pub struct FieldTask<L, F> {
     /// The network.
     pub model: FieldModel<L, F>,
@@ -209,11 +210,7 @@ where
         let targets =
             targets.iter().map(|target| Ok(self.model.target.encode(&turned_on(layout, target)?)?));
         let targets = targets.collect::<Result<Vec<Tensor>, BoxError>>()?;
-        if let Some(denoising) = self.model.forward.denoising() {
-            return self.model.denoising_loss(denoising, (&start, &targets), samples.len(), step);
-        }
-        let outputs = self.model.steps(&start, samples.len(), Some(step))?;
-        let losses = outputs.iter().zip(&targets).map(|(output, target)| {
+        let targets = targets.iter().map(|target| {
             let lay_out = |local: &Tensor| layout.array(local, samples.len());
             let present = match (self.model.missing, &self.model.change, start.frames.last()) {
                 (None, ..) => None,
@@ -222,13 +219,14 @@ where
                 _ => Some(present(target)?),
             };
             let local = fill(target, self.model.missing.map(|_| 0.0))?;
-            let target = lay_out(&local)?;
-            let weights = self.weights.of_fields(&target, &local, present.as_ref(), lay_out)?;
-            let output = self.model.weighted(output, &target)?;
-            Ok(self.loss.weighted(&output, &target, &weights)?.full_tensor()?)
+            let fields = lay_out(&local)?;
+            let weights = self.weights.of_fields(&fields, &local, present.as_ref(), lay_out)?;
+            Ok(Target { fields, weights })
         });
-        let losses = losses.collect::<Result<Vec<Tensor>, BoxError>>()?;
-        Ok(self.weights.over_steps(&losses)?)
+        let targets = targets.collect::<Result<Vec<Target<L::Array>>, BoxError>>()?;
+        let network = self.model.on_batch(&start, samples.len());
+        let training = Training::new(&network, step, targets, (&self.loss, &self.weights));
+        Ok(L::Array::loss_of(&*self.model.forward.objective(), &training)?.full_tensor()?)
     }
 
     fn regularization(&self) -> Result<Option<Tensor>, BoxError> {

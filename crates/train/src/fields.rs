@@ -9,13 +9,13 @@ use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
 use tch::Tensor;
 
 use crate::error::{Error, Result};
-use crate::metric::MetricArray;
+use crate::objective::ObjectiveArray;
 use crate::task::BoxError;
 
 /// Layout of fields: the window of a batch that a rank reads, and the array that all ranks' windows form.
 pub trait FieldLayout {
     /// Array type of the model.
-    type Array: MetricArray;
+    type Array: ObjectiveArray;
 
     /// Returns the mesh over which fields are sharded; `None` if each rank has full fields.
     fn mesh(&self) -> Option<&DeviceMesh> {

@@ -15,6 +15,7 @@
 //! | [`Signals`] | asks a run from outside for a checkpoint, or to stop after one |
 //! | [`metrics`], [`Progress`] | JSON lines, CSV, TensorBoard; a progress bar |
 //! | [`loss`] | losses, and the error of a prediction |
+//! | [`objective`] | tasks that a network is trained for, such as regression and diffusion |
 //! | [`metric`], [`Weights`] | metrics of forecasts per variable and lead time; weights of variables, latitudes and lead times |
 //! | [`Trainer`] | a builder over [`fit`]: model, data, mesh, and nothing else |
 //! | [`Task`], [`FieldModel`], [`FieldTask`], [`fit`] | the engine: epochs, validation, resumption |
@@ -77,7 +78,6 @@ pub mod checkpoint;
 mod clip;
 pub mod config;
 mod data_parallel;
-mod denoising;
 mod error;
 mod exit_reason;
 mod field_model;
@@ -94,11 +94,11 @@ mod loss_scale;
 pub mod metric;
 pub mod metrics;
 mod model;
+pub mod objective;
 pub mod optim;
 mod out_of_memory;
 mod parallel;
 mod params;
-mod patches;
 mod progress;
 mod ranks;
 mod replicas;
@@ -122,7 +122,6 @@ pub use self::builder::{Trainer, Window, on_mesh};
 pub use self::clip::{clip_grad_norm, grad_norm};
 pub use self::config::Precision;
 pub use self::data_parallel::{DataParallel, DataParallelConfig, Overlap};
-pub use self::denoising::{Denoising, DiffusionConfig};
 pub use self::error::{Error, Result};
 pub use self::exit_reason::{exit_reason, main};
 pub use self::field_model::FieldModel;
@@ -134,8 +133,8 @@ pub use self::fsdp_wrap::{distribute_over_domain_for_fsdp, wrap_for_fsdp};
 pub use self::fully_sharded::{FullySharded, ShardedParameters};
 pub use self::loss_scale::LossScale;
 pub use self::model::{Conditions, Forward, Network, Regression};
+pub use self::objective::{DiffusionConfig, PatchConfig, RegressionConfig};
 pub use self::params::{ParamPlacement, Parameter, Parameters};
-pub use self::patches::PatchConfig;
 pub use self::progress::{Bar, Progress, ProgressMode, ProgressPlan, ProgressRecord};
 pub use self::ranks::Ranks;
 pub use self::replicas::check_replicas;

@@ -2,9 +2,9 @@
 
 use isobar_array::{Array, Pool, Reduction};
 use isobar_data::Normalizer;
-use isobar_models::{Batch, Mode, Model};
+use isobar_models::{Batch, Mode, Model, SigmaData};
 
-use crate::denoising::Denoising;
+use crate::objective::ObjectiveKind;
 use crate::task::{BoxError, Step};
 
 /// Largest difference of the scales of both stages, in units of the deviation.
@@ -20,12 +20,27 @@ pub trait Forward<A> {
     /// An input of another shape than the network takes, or an operator that fails.
     fn forward(&self, batch: Batch<A>, step: Option<Step<'_>>) -> Result<A, BoxError>;
 
-    /// Returns the training and sampling of a denoiser; `None` for a network that computes its outputs at once.
-    fn denoising(&self) -> Option<&Denoising> {
+    /// Returns the task that the network is trained for; by default regression.
+    fn objective(&self) -> ObjectiveKind {
+        ObjectiveKind::default()
+    }
+
+    /// Returns the standard deviation of the data of a denoiser; `None` for other networks.
+    fn sigma_data(&self) -> Option<SigmaData> {
         None
     }
 
-    /// The trained network whose predictions a denoiser's samples are added to, if there is one.
+    /// Returns the seed of the random numbers in evaluation.
+    fn seed(&self) -> u64 {
+        0
+    }
+
+    /// Returns true if some input channels become conditions of samples.
+    fn has_conditions(&self) -> bool {
+        false
+    }
+
+    /// Returns the trained network that is called before this one, if there is one.
     fn regression(&self) -> Option<&Regression<A>> {
         None
     }
@@ -53,7 +68,9 @@ where
 pub struct Network<A> {
     model: Box<dyn Model<A>>,
     refinement: i64,
-    denoising: Option<Denoising>,
+    objective: ObjectiveKind,
+    sigma_data: Option<SigmaData>,
+    seed: u64,
     regression: Option<Box<Regression<A>>>,
     conditions: Option<Conditions>,
 }
@@ -92,7 +109,16 @@ impl Conditions {
 impl<A: Array> Network<A> {
     /// Wraps a model whose outputs are on the grid of its inputs.
     pub fn new(model: Box<dyn Model<A>>) -> Self {
-        Self { model, refinement: 1, denoising: None, regression: None, conditions: None }
+        let objective = ObjectiveKind::default();
+        Self {
+            model,
+            refinement: 1,
+            objective,
+            sigma_data: None,
+            seed: 0,
+            regression: None,
+            conditions: None,
+        }
     }
 
     /// Wraps a model whose outputs are on a grid finer by this factor along each dim. It computes with the means of the given
@@ -102,13 +128,20 @@ impl<A: Array> Network<A> {
         Self { refinement: factor.max(1) as i64, ..self }
     }
 
-    /// Wraps a denoiser: it is trained to remove noise, and a prediction is a sample that is drawn with it.
+    /// Sets the task that the model is trained for, which also makes its predictions. `seed` is that of the random numbers in
+    /// evaluation.
     #[must_use]
-    pub fn denoising(self, denoising: Option<Denoising>) -> Self {
-        Self { denoising, ..self }
+    pub fn objective(self, objective: impl Into<ObjectiveKind>, seed: u64) -> Self {
+        Self { objective: objective.into(), seed, ..self }
     }
 
-    /// Wraps a denoiser of what a regression lacks of the targets.
+    /// Wraps a denoiser of data with this standard deviation; `None` for another model.
+    #[must_use]
+    pub fn denoising(self, sigma_data: Option<SigmaData>) -> Self {
+        Self { sigma_data, ..self }
+    }
+
+    /// Wraps a model of what a regression lacks of the targets.
     #[must_use]
     pub fn after(self, regression: Option<Regression<A>>) -> Self {
         Self { regression: regression.map(Box::new), ..self }
@@ -126,16 +159,11 @@ impl<A: Array> Network<A> {
     /// The batch in which the conditions of samples are an array.
     fn with_conditions(&self, mut batch: Batch<A>) -> Result<Batch<A>, BoxError> {
         let Some(conditions) = self.conditions else { return Ok(batch) };
-        // The inputs of a denoiser are its conditions on the grid.
-        let (inputs, of_samples) = match self.denoising {
+        // A denoiser is given noise levels, and its inputs as conditions on the grid.
+        let (inputs, of_samples) = match batch.get(Batch::<A>::SIGMA) {
             None => (Batch::<A>::FIELDS, Batch::<A>::CONDITIONS),
             Some(_) => (Batch::<A>::CONDITIONS, Batch::<A>::CLASS_LABELS),
         };
-        if self.denoising.as_ref().is_some_and(Denoising::adds_whole_input) {
-            return Err("patches that are given the full input take no conditions of samples; --set \
-                        diffusion.patches.condition_on_input=false"
-                .into());
-        }
         let Some(fields) = batch.take(inputs) else { return Ok(batch) };
         let (fields, values) = conditions.take(&fields)?;
         Ok(batch.with(inputs, fields).with(of_samples, values))
@@ -157,8 +185,20 @@ impl<A: Array> Forward<A> for Network<A> {
         outputs.take(Batch::<A>::FIELDS).ok_or_else(|| "the model returned no fields".into())
     }
 
-    fn denoising(&self) -> Option<&Denoising> {
-        self.denoising.as_ref()
+    fn objective(&self) -> ObjectiveKind {
+        self.objective.clone()
+    }
+
+    fn sigma_data(&self) -> Option<SigmaData> {
+        self.sigma_data.clone()
+    }
+
+    fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    fn has_conditions(&self) -> bool {
+        self.conditions.is_some()
     }
 
     fn regression(&self) -> Option<&Regression<A>> {

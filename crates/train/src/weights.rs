@@ -241,10 +241,10 @@ impl Weights {
     /// # Errors
     ///
     /// More steps than weights.
-    pub fn over_steps(&self, losses: &[Tensor]) -> Result<Tensor> {
-        let stacked = || Tensor::f_stack(losses, 0);
+    pub fn over_steps<A: Array>(&self, losses: &[A]) -> Result<A> {
+        let all = A::stack(&losses.iter().collect::<Vec<_>>(), 0)?;
         let weights: Vec<f64> = match &self.lead {
-            None => return stacked().and_then(|all| all.f_mean(None)).context(|| "the mean loss".to_owned()),
+            None => return Ok(all.mean()?),
             Some(Lead::Decay(factor)) => (0..losses.len()).map(|step| factor.powi(step as i32)).collect(),
             Some(Lead::Steps(steps)) => match steps.get(..losses.len()) {
                 Some(steps) => steps.to_vec(),
@@ -254,12 +254,12 @@ impl Weights {
                 }
             },
         };
-        let sum = || {
-            let all = stacked()?;
-            let weights = Tensor::f_from_slice(&weights)?.f_to_kind(all.kind())?.f_to_device(all.device())?;
-            all.f_mul(&weights)?.f_sum(None)?.f_div(&weights.f_sum(None)?)
+        let constant = |numbers: &[f64]| -> Result<A> {
+            let numbers = Tensor::f_from_slice(numbers).and_then(|numbers| numbers.f_to_kind(all.kind()));
+            Ok(all.constant(&numbers.context(|| "weights of lead times".to_owned())?)?)
         };
-        sum().context(|| "the mean loss".to_owned())
+        let total = constant(&[weights.iter().sum()])?;
+        Ok(all.mul(&constant(&weights)?)?.sum()?.div(&total.sum()?)?)
     }
 
     /// Returns the weight of a model's [regularization](isobar_models::Model::regularization).

@@ -8,9 +8,9 @@ use isobar_data::InMemory;
 use isobar_manager::DistributedManager;
 use isobar_models::{
     Architecture, EdmPreconditionerConfig, EdmSampler, FnoConfig, GeoTransolverConfig, ModelConfig, PerDim,
-    SigmaData, SongUNetConfig,
+    SongUNetConfig,
 };
-use isobar_train::{BoxError, Denoising, DiffusionConfig, Error, Precision, Trainer, WeightsConfig, Window};
+use isobar_train::{BoxError, DiffusionConfig, Error, Precision, Trainer, WeightsConfig, Window};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 use tempfile::tempdir;
@@ -83,8 +83,7 @@ fn two_steps(trainer: Trainer) -> Trainer {
 
 fn drawing(members: usize, trainer: Trainer) -> Trainer {
     let sampler = EdmSampler { num_steps: 2, s_churn: 1.0, ..EdmSampler::default() };
-    let config = DiffusionConfig { members, sampler, ..DiffusionConfig::default() };
-    trainer.denoising(Denoising::new(&config, SigmaData::All(0.5), 3).unwrap())
+    trainer.objective(DiffusionConfig { members, sampler, ..DiffusionConfig::default() })
 }
 
 #[rstest]

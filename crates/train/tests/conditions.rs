@@ -11,7 +11,7 @@ use isobar_models::{
     SongUNetConfig,
 };
 use isobar_shard::{Layout, ParamStore, Params, Placement, ShardTensor, Sizes};
-use isobar_train::{Conditions, Denoising, DiffusionConfig, Forward, Network, on_mesh};
+use isobar_train::{Conditions, DiffusionConfig, Forward, Network, on_mesh};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
@@ -67,10 +67,11 @@ fn denoiser<A: ModelArray>(params: &mut impl Params<Array = A>) -> Box<dyn isoba
 }
 
 fn network<A: ModelArray>(denoises: bool, params: &mut impl Params<Array = A>) -> Network<A> {
-    let denoising = || Denoising::new(&DiffusionConfig::default(), SigmaData::All(0.5), 3).unwrap();
     match denoises {
         false => Network::new(dit(params)),
-        true => Network::new(denoiser(params)).denoising(Some(denoising())),
+        true => Network::new(denoiser(params))
+            .denoising(Some(SigmaData::All(0.5)))
+            .objective(DiffusionConfig::default(), 3),
     }
     .conditioned(Some(CONDITIONS))
 }

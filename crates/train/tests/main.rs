@@ -13,6 +13,7 @@ mod grids;
 mod losses;
 mod missing;
 mod non_finite;
+mod objectives;
 mod one_variable;
 mod patches;
 mod rollout;

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use isobar_array::{Generator, Window};
+use isobar_array::{Array, Generator, Window};
 use isobar_collectives::threads;
 use isobar_data::{InMemory, Normalizer};
 use isobar_manager::{DeviceMesh, DistributedManager};
@@ -13,9 +13,10 @@ use isobar_models::{
     Model, ModelConfig, Patching, PerDim, Sharding, SigmaData, SongUNetConfig, SongUNetPosEmbdConfig,
 };
 use isobar_shard::{ParamStore, forbid_hidden_communication};
+use isobar_train::objective::{Objective, Setup};
 use isobar_train::{
-    Conditions, Denoising, DenseFields, DiffusionConfig, FieldLayout, FieldTask, Forward, Network,
-    PatchConfig, Regression, ShardedFields, Step, Task, on_mesh,
+    Conditions, DenseFields, DiffusionConfig, FieldLayout, FieldTask, Forward, Network, PatchConfig,
+    Regression, ShardedFields, Step, Task, on_mesh,
 };
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
@@ -87,10 +88,11 @@ fn dense(config: &ModelConfig) -> Box<dyn Model<Tensor>> {
     model
 }
 
-fn denoising(members: usize, patches: PatchConfig) -> Denoising {
+/// The network of a denoiser that is trained on patches.
+fn denoising<A: Array>(members: usize, patches: PatchConfig, model: Box<dyn Model<A>>) -> Network<A> {
     let config =
         DiffusionConfig { members, sampler: sampler(), patches: Some(patches), ..DiffusionConfig::default() };
-    Denoising::new(&config, SigmaData::All(0.5), 3).unwrap()
+    Network::new(model).denoising(Some(SigmaData::All(0.5))).objective(config, 3)
 }
 
 fn task<L: FieldLayout, F: Forward<L::Array>>(layout: L, forward: F) -> FieldTask<L, F> {
@@ -146,7 +148,7 @@ fn interpolated(x: &Tensor, count: i64) -> Tensor {
 fn the_loss_is_that_of_random_patches(#[values(false, true)] condition_on_input: bool) {
     let conditions = if condition_on_input { 2 * INPUTS } else { INPUTS };
     let config = denoiser(conditions, GridType::Sinusoidal);
-    let network = Network::new(dense(&config)).denoising(Some(denoising(1, patches(condition_on_input))));
+    let network = denoising(1, patches(condition_on_input), dense(&config));
     let (loss, _) = results(&task(DenseFields, network), &[&[0, 1, 2]]);
 
     let generator = Generator::new(4);
@@ -178,7 +180,7 @@ fn the_loss_is_that_of_random_patches(#[values(false, true)] condition_on_input:
 fn predictions_are_the_means_of_overlapping_patches(#[values(false, true)] condition_on_input: bool) {
     let conditions = if condition_on_input { 2 * INPUTS } else { INPUTS };
     let config = denoiser(conditions, GridType::Sinusoidal);
-    let network = Network::new(dense(&config)).denoising(Some(denoising(1, patches(condition_on_input))));
+    let network = denoising(1, patches(condition_on_input), dense(&config));
     let (_, prediction) = results(&task(DenseFields, network), &[&[0, 1, 2]]);
 
     let _no_grad = tch::no_grad_guard();
@@ -227,7 +229,7 @@ fn predictions_are_the_means_of_overlapping_patches(#[values(false, true)] condi
 fn parts_of_a_batch_give_the_loss_of_all() {
     let network = || {
         let model = dense(&denoiser(2 * INPUTS, GridType::Sinusoidal));
-        Network::new(model).denoising(Some(denoising(1, patches(true))))
+        denoising(1, patches(true), model)
     };
     let (want, _) = results(&task(DenseFields, network()), &[&[0, 1, 2]]);
     let (got, _) = results(&task(DenseFields, network()), &[&[0], &[1, 2]]);
@@ -260,9 +262,7 @@ fn patches_are_the_same_on_every_mesh(#[case] gridtype: GridType, #[case] condit
             let (mut params, _) = on_mesh(&mut of_second, &mesh, &world, &config.sharding(), true).unwrap();
             let network = config.build(&mut params).unwrap();
             perturb(&of_second);
-            let forward = Network::new(network)
-                .denoising(Some(denoising(2, patches(condition_on_input))))
-                .after(Some(regression));
+            let forward = denoising(2, patches(condition_on_input), network).after(Some(regression));
             let layout = ShardedFields::new(&mesh, &EXTENTS).unwrap();
             let _guard = forbid_hidden_communication();
             let (loss, prediction) = results(&task(layout, forward), &[&[0, 1, 2]]);
@@ -288,8 +288,7 @@ fn patches_are_the_same_on_every_mesh(#[case] gridtype: GridType, #[case] condit
 
 #[test]
 fn conditions_of_samples_beside_the_whole_input_are_refused() {
-    let network = Network::new(dense(&denoiser(2 * INPUTS, GridType::Sinusoidal)))
-        .denoising(Some(denoising(1, patches(true))))
+    let network = denoising(1, patches(true), dense(&denoiser(2 * INPUTS, GridType::Sinusoidal)))
         .conditioned(Some(Conditions { count: 1, behind: 0 }));
     let task = task(DenseFields, network);
     let error = task.predict(&*task.validation, &[0]).unwrap_err();
@@ -305,13 +304,17 @@ fn text(error: &dyn std::error::Error) -> String {
 
 #[test]
 fn patches_without_points_are_refused() {
-    let with = |patches| DiffusionConfig { patches: Some(patches), ..DiffusionConfig::default() };
+    let refused = |patches| {
+        let config = DiffusionConfig { patches: Some(patches), ..DiffusionConfig::default() };
+        let setup = Setup { sigma_data: Some(SigmaData::All(0.5)), ..Setup::default() };
+        config.check(&setup).unwrap_err().to_string()
+    };
     let none = PatchConfig { patch_shape: [0, 4], ..patches(true) };
-    let error = Denoising::new(&with(none), SigmaData::All(0.5), 3).unwrap_err().to_string();
+    let error = refused(none);
     assert!(error.contains("patch_shape is [0, 4]"), "{error}");
     for patch_num in [0, usize::MAX] {
         let wrong = PatchConfig { patch_num, ..patches(true) };
-        let error = Denoising::new(&with(wrong), SigmaData::All(0.5), 3).unwrap_err().to_string();
+        let error = refused(wrong);
         assert!(error.contains(&format!("patch_num is {patch_num}, expected 1 to 65536")), "{error}");
     }
     let error = patches(true).check_extents(&[8, 8, 8]).unwrap_err().to_string();

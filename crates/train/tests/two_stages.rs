@@ -14,8 +14,8 @@ use isobar_models::{
 };
 use isobar_shard::{ParamStore, Params};
 use isobar_train::{
-    Denoising, DenseFields, DiffusionConfig, FieldLayout, FieldTask, Forward, Network, Regression,
-    ShardedFields, Step, Task, on_mesh,
+    DenseFields, DiffusionConfig, FieldLayout, FieldTask, Forward, Network, Regression, ShardedFields, Step,
+    Task, on_mesh,
 };
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
@@ -77,8 +77,8 @@ fn second<A: ModelArray>(
     let denoiser = ModelConfig::new(EdmPreconditionerConfig::new(ModelConfig::new(unet)));
     let sampler = EdmSampler { num_steps: 2, s_churn: 1.0, ..EdmSampler::default() };
     let config = DiffusionConfig { members, sampler, ..DiffusionConfig::default() };
-    let denoising = Denoising::new(&config, SigmaData::All(0.5), 3).unwrap();
-    Network::new(denoiser.build(params).unwrap()).denoising(Some(denoising))
+    let network = Network::new(denoiser.build(params).unwrap());
+    network.denoising(Some(SigmaData::All(0.5))).objective(config, 3)
 }
 
 fn task<L: FieldLayout, F: Forward<L::Array>>(layout: L, forward: F, targets: &Tensor) -> FieldTask<L, F> {

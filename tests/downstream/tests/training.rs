@@ -1,4 +1,4 @@
-//! A program's own loss, metric, optimizer and schedule, named in its TOML: one rank and two, and a run that resumes.
+//! A program's own task, loss, metric, optimizer and schedule, named in its TOML: one rank and two, and a run that resumes.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use isobar_harness::curve::{assert_same_run, losses};
-use isobar_harness::{Launch, workspace};
+use isobar_harness::{Exit, Launch, workspace};
 use tempfile::tempdir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_own-training");
@@ -26,6 +26,9 @@ num_fno_modes = 4
 latent_channels = 4
 num_fno_layers = 1
 decoder_layer_size = 8
+[task]
+type = "poisson_residual"
+weight = 0.2
 [train]
 epochs = 2
 batch_size = 3
@@ -66,7 +69,7 @@ fn scores(run: &Path) -> [f64; 2] {
 }
 
 #[test]
-fn a_programs_own_loss_optimizer_and_schedule_train_by_their_names() {
+fn a_programs_own_task_loss_optimizer_and_schedule_train_by_their_names() {
     let [one, two, split, resumed] = std::array::from_fn(|_| tempdir().unwrap());
     let alone = train(one.path(), 1, &[]);
     let shared = train(two.path(), 2, &[]);
@@ -83,4 +86,30 @@ fn a_programs_own_loss_optimizer_and_schedule_train_by_their_names() {
     for (alone, split) in alone.iter().zip(split) {
         assert!(*alone > 0.0 && (alone - split).abs() < 1e-8 * alone, "{alone} {split}");
     }
+}
+
+#[test]
+fn a_programs_own_task_has_settings_and_a_place_among_the_registered_ones() {
+    let folder = tempdir().unwrap();
+    let first = |weight: &str| {
+        let sets = ["train.max_steps=1", "checkpoint.resume=never", "checkpoint.overwrite=true", weight];
+        train(folder.path(), 1, &sets.iter().flat_map(|set| ["--set", *set]).collect::<Vec<_>>())[0]
+    };
+    let [without, with] = [first("task.weight=0.0"), first("task.weight=0.2")];
+    assert!(with > without && without > 0.0, "{with} {without}");
+
+    let run = |args: &[&str]| {
+        let launch = Launch::plain(1, PROGRAM).current_dir(workspace()).deadline(Duration::from_secs(60));
+        launch.args(args.iter().copied()).run().unwrap()
+    };
+    let config = folder.path().join("own.toml");
+    let wrong = run(&["train", config.to_str().unwrap(), "--set", "task.weight=-1.0"]);
+    assert_eq!(wrong.exit, Exit::Code(2), "{wrong}");
+    assert!(wrong.ranks[0].stderr.contains("--set task.weight=0.1"), "{wrong}");
+    let wrong = run(&["config", "show", config.to_str().unwrap(), "--set", "task.type=poison_residual"]);
+    assert_eq!(wrong.exit, Exit::Code(2), "{wrong}");
+    let words = "poisson_residual";
+    assert!(wrong.ranks[0].stderr.contains(words) && wrong.ranks[0].stderr.contains("regression"), "{wrong}");
+    let reference = run(&["config", "reference"]).expect_success();
+    assert!(reference.ranks[0].stdout.contains("Regression with the residual of Poisson's equation."));
 }

@@ -259,11 +259,11 @@ impl Prediction<'_> {
         let (first, last) = (self.config.data.history - 1, times.len() - 1);
         let start = args.start.unwrap_or(first);
         let steps = args.steps.unwrap_or(last.saturating_sub(start));
-        let members = self.config.diffusion.as_ref().map_or(1, |diffusion| diffusion.members);
+        let members = self.config.task.members();
         if members > 1 && steps > 1 {
             bail!(Exit::Usage.because(format!(
-                "diffusion.members is {members}, and {steps} steps are asked for: ensembles are of one step; --steps=1, or \
-                 --set diffusion.members=1"
+                "[task] has {members} members, and {steps} steps are asked for: ensembles are of one step; --steps=1, or --set \
+                 task.members=1"
             )));
         }
         if start > last || steps == 0 {
@@ -310,8 +310,7 @@ impl Prediction<'_> {
         let origin = Origin::new(path.clone(), which, &state);
         if Used::of(&state).as_ref() != regression {
             bail!(Exit::Usage.because(format!(
-                "{} was trained with another diffusion.regression or diffusion.condition_on_mean, or one of both had none; give those of \
-                 its training",
+                "{} was trained with another first stage of [task], or one of both had none; give that of its training",
                 path.display()
             )));
         }

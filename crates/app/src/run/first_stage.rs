@@ -1,6 +1,6 @@
-//! The first of two stages: the trained network of `diffusion.regression`.
+//! The first of two stages: the trained network that a task calls before its own.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Result, bail};
 use isobar_array::Array;
@@ -12,7 +12,7 @@ use isobar_train::checkpoint::{
     self, CheckpointSelector, Checkpoints, Contents, Keep, Loaded, RunState, read_run_state,
 };
 use isobar_train::config::Predict;
-use isobar_train::{Conditions, Error, Forward, Network, Parameters, Regression};
+use isobar_train::{Conditions, Error, Forward, Network, Parameters, Regression, objective};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
@@ -22,9 +22,8 @@ use isobar_command::exit::{Because, Exit};
 
 /// A trained run, whose network predicts the mean that a denoiser's samples deviate from.
 pub(super) struct FirstStage {
-    folder: PathBuf,
+    settings: objective::FirstStage,
     pub(super) model: ModelConfig,
-    conditions: bool,
     /// The one that the denoiser was trained with so far.
     recorded: Option<Used>,
 }
@@ -51,27 +50,27 @@ impl Used {
 }
 
 impl FirstStage {
-    /// Reads the configuration of the run that `diffusion.regression` names. `denoiser` is the run or the checkpoint that goes on,
+    /// Reads the configuration of the run that the task names. `denoiser` is the run or the checkpoint that goes on,
     /// whose regression is used again. All ranks call; an error on all where one fails.
     pub(super) fn open(config: &Config, denoiser: Option<&Path>, world: &Group) -> Result<Option<Self>> {
-        let Some(diffusion) = &config.diffusion else { return Ok(None) };
-        let Some(folder) = &diffusion.regression else { return Ok(None) };
-        let opened = trained(folder, config).and_then(|model| {
+        let Some(settings) = config.task.first_stage() else { return Ok(None) };
+        let opened = trained(&settings, config).and_then(|model| {
             // Rank 0's, since ranks may see the folder at other places.
             let recorded = denoiser.filter(|_| world.rank() == 0).and_then(recorded);
             Ok((serde_json::to_vec(&recorded)?, model))
         });
         let (model, recorded) = all_ok(world, opened)?;
         let recorded = serde_json::from_slice(&recorded[0])?;
-        Ok(Some(Self { folder: folder.clone(), model, conditions: diffusion.condition_on_mean, recorded }))
+        Ok(Some(Self { settings, model, recorded }))
     }
 
     /// Compares its network with the fields that it is given, and those without conditions of samples.
     pub(super) fn check(&self, given: &[FieldSpec; 2]) -> Result<()> {
         check_model(&self.model, given).map_err(|error| {
             let problem = format!(
-                "diffusion.regression is {}: {error}; expected a run whose model takes the fields of the denoiser's [data]",
-                self.folder.display()
+                "task.{} is {}: {error}; expected a run whose model takes the fields of the denoiser's [data]",
+                self.settings.key,
+                self.settings.folder.display()
             );
             Exit::Usage.because(problem).into()
         })
@@ -90,22 +89,23 @@ impl FirstStage {
         tracing::info!("regression of {}", path.display());
         let metadata: ModelMetadata = serde_json::from_value(state.extra).map_err(|error| {
             Exit::Data.because(format!(
-                "{} has no normalization metadata ({error}), expected a checkpoint of `isobar train`; set diffusion.regression \
-                 to a run that has one, or train it again",
-                path.display()
+                "{} has no normalization metadata ({error}), expected a checkpoint of `isobar train`; set task.{} to a run that \
+                 has one, or train it again",
+                path.display(),
+                self.settings.key
             ))
         })?;
         let network = Network::new(model).refining(self.model.refinement()).conditioned(conditions);
         let regression = Regression::new(network, [metadata.input, metadata.target])
             .beside([metadata.forcing, metadata.fixed])
-            .conditioning(self.conditions);
+            .conditioning(self.settings.is_input);
         let checkpoint = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Ok((regression, Used { checkpoint, digest, condition_on_mean: self.conditions }))
+        Ok((regression, Used { checkpoint, digest, condition_on_mean: self.settings.is_input }))
     }
 
     /// Loads the recorded checkpoint, and refuses another one in its place. All ranks call.
     fn find(&self, contents: &mut Contents<'_>, world: &Group) -> Result<Loaded> {
-        let folder = self.folder.join("checkpoints");
+        let folder = self.settings.folder.join("checkpoints");
         let checkpoints = Checkpoints::new(&folder, Keep::ALL, world);
         let Some(recorded) = &self.recorded else { return Ok(best_or_newest(&checkpoints, contents)?.0) };
         let path = folder.join(&recorded.checkpoint);
@@ -116,9 +116,10 @@ impl FirstStage {
             Err(error) => return Err(error.into()),
         };
         bail!(Exit::Usage.because(format!(
-            "the denoiser was trained with the regression {}, which {problem}; let diffusion.regression name the run that has it (digest \
-             {}), or train the denoiser anew",
+            "the denoiser was trained with the regression {}, which {problem}; let task.{} name the run that has it (digest {}), or \
+             train the denoiser anew",
             path.display(),
+            self.settings.key,
             recorded.digest
         )))
     }
@@ -153,13 +154,14 @@ pub(crate) fn best_or_newest(
 }
 
 /// The model of a trained run that reads and predicts what `second` does.
-fn trained(folder: &Path, second: &Config) -> Result<ModelConfig> {
+fn trained(settings: &objective::FirstStage, second: &Config) -> Result<ModelConfig> {
+    let objective::FirstStage { key, folder, .. } = settings;
     let first: Config = config::load(&Sources::default().file(&of_run(folder)?))?.value;
     let refuse = |problem: String| -> Result<ModelConfig> {
-        bail!(Exit::Usage.because(format!("diffusion.regression is {}, {problem}", folder.display())))
+        bail!(Exit::Usage.because(format!("task.{key} is {}, {problem}", folder.display())))
     };
-    if first.diffusion.is_some() {
-        return refuse("a denoiser; expected the folder of a run without [diffusion]".to_owned());
+    if first.model.denoises().is_some() {
+        return refuse("a denoiser; expected the folder of a run whose model is none".to_owned());
     }
     if [&first, second].iter().any(|stage| stage.data.predict != Predict::Frame) {
         return refuse("and data.predict is \"change\" in one of both; expected \"frame\"".to_owned());
@@ -209,6 +211,10 @@ mod tests {
         })
     }
 
+    fn settings(run: &Path) -> objective::FirstStage {
+        objective::FirstStage { key: "regression", folder: run.to_owned(), is_input: false }
+    }
+
     /// Saves a network of this seed.
     fn save(run: &Path, seed: u64, state: RunState) {
         let world = Group::single();
@@ -228,7 +234,7 @@ mod tests {
 
     /// Loads the regression for a denoiser that was trained with the recorded one.
     fn load(run: &Path, recorded: Option<Used>) -> Result<Used> {
-        let stage = FirstStage { folder: run.to_owned(), model: model(), conditions: false, recorded };
+        let stage = FirstStage { settings: settings(run), model: model(), recorded };
         let world = Group::single();
         let mut store = ParamStore::new(Generator::new(9));
         let network = stage.model.build::<Tensor>(&mut store)?;
@@ -275,7 +281,7 @@ mod tests {
         for (first, words) in [("error", "data.missing = error"), ("fill", "data.fill = 2.5")] {
             let text = format!("[data]\npredict = \"frame\"\nmissing = \"{first}\"\nfill = 2.5\n");
             std::fs::write(folder.path().join("config.toml"), text).unwrap();
-            let error = trained(folder.path(), &second).unwrap_err().to_string();
+            let error = trained(&settings(folder.path()), &second).unwrap_err().to_string();
             assert!(error.contains(&format!("trained with {words}, and the denoiser has")), "{error}");
         }
     }

@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use isobar_array::Generator;
+use isobar_array::{Array, Generator};
 use isobar_collectives::Group;
 use isobar_data::Normalizer;
 use isobar_manager::DistributedManager;
@@ -193,7 +193,7 @@ pub(crate) trait Job {
 pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J) -> Result<J::Out> {
     let arrangement = Arrangement::new(manager, config)?;
     let device = manager.device();
-    let denoising = config.denoising()?;
+    config.check_task()?;
     let world = manager.group(None)?;
     let first_stage = FirstStage::open(config, job.goes_on_from().as_deref(), &world)?;
     // From the configuration and the file's header, before anything is allocated or read.
@@ -203,10 +203,9 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
         if let Some(conditions) = &conditions {
             fields.in_channels -= conditions.count;
         }
-        check_grids(config, &fields)?;
         let given = given(&fields, conditions.is_some());
         first_stage.iter().try_for_each(|stage| stage.check(&given))?;
-        config.check_patches(&fields.extents, conditions.is_some())?;
+        config.check_fields(&fields, conditions.is_some())?;
         let given = given.map(|fields| config.fields_of_model(fields));
         check_model(&config.model, &given)?;
         let [fields, _] = given;
@@ -238,11 +237,8 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
                 stage.load((network, conditions), Parameters::from_store(&of_first, &model)?, &world)
             };
             let (regression, used) = first_stage.as_ref().map(load).transpose()?.unzip();
-            let forward = Network::new(config.model.build(&mut store)?)
-                .refining(config.model.coarsening(&fields))
-                .denoising(denoising)
-                .conditioned(conditions)
-                .after(regression);
+            let network = Network::new(config.model.build(&mut store)?).conditioned(conditions);
+            let forward = for_task(config, &fields, network).after(regression);
             let parameters = Parameters::from_store(&store, &model)?;
             job.run(made((config, device, source), (ranks, used), parameters, |_| Ok(DenseFields), forward)?)
         }
@@ -257,11 +253,8 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
             };
             let (regression, used) = first_stage.as_ref().map(load).transpose()?.unzip();
             let (mut params, ranks) = on_mesh(&mut store, &mesh, &world, &sharding, J::TRAINS)?;
-            let forward = Network::new(config.model.build(&mut params)?)
-                .refining(config.model.coarsening(&fields))
-                .denoising(denoising)
-                .conditioned(conditions)
-                .after(regression);
+            let network = Network::new(config.model.build(&mut params)?).conditioned(conditions);
+            let forward = for_task(config, &fields, network).after(regression);
             if let Some(pattern) = params.unmatched().first() {
                 bail!(Exit::Usage.because(format!(
                     "the sharding of model.type = {:?} names parameters {pattern:?}, which the model does not have; mend its \
@@ -288,16 +281,10 @@ fn given(fields: &FieldSpec, has_conditions: bool) -> [FieldSpec; 2] {
     [given, fields.clone()]
 }
 
-/// Rejects a denoiser of targets on another grid than its conditions.
-fn check_grids(config: &Config, fields: &FieldSpec) -> Result<()> {
-    let Some(targets) = fields.target_extents.as_ref().filter(|_| config.diffusion.is_some()) else {
-        return Ok(());
-    };
-    bail!(Exit::Usage.because(format!(
-        "[diffusion] needs inputs and targets on one grid, but the inputs have {:?} points and the targets {targets:?}; interpolate the \
-         inputs beforehand (`isobar data coarsen` does for pairs that it makes), and take [data.target] away",
-        fields.extents
-    )))
+/// The network of the run's model for its task, on such fields.
+fn for_task<A: Array>(config: &Config, fields: &FieldSpec, network: Network<A>) -> Network<A> {
+    let network = network.refining(config.model.coarsening(fields)).denoising(config.model.denoises());
+    network.objective(config.task.clone(), config.run.seed)
 }
 
 /// Compares a model with the fields that it is given; one that is given conditions must read them.
@@ -364,6 +351,7 @@ pub(crate) fn all_ok<T>(world: &Group, own: Result<(Vec<u8>, T)>) -> Result<(T, 
 mod tests {
     use isobar_models::{DitConfig, EdmPreconditionerConfig, PerDim};
     use isobar_train::DiffusionConfig;
+    use isobar_train::objective::ObjectiveKind;
     use rstest::rstest;
     use serde_json::json;
 
@@ -385,11 +373,11 @@ mod tests {
             condition_dim,
             ..DitConfig::new([12, 10], 1 + usize::from(denoises))
         });
-        let (model, diffusion) = match denoises {
-            false => (dit, None),
-            true => (ModelConfig::new(EdmPreconditionerConfig::new(dit)), Some(DiffusionConfig::default())),
+        let (model, task) = match denoises {
+            false => (dit, ObjectiveKind::default()),
+            true => (ModelConfig::new(EdmPreconditionerConfig::new(dit)), DiffusionConfig::default().into()),
         };
-        let config = Config { model, diffusion, ..Config::default() };
+        let config = Config { model, task, ..Config::default() };
         let fields =
             FieldSpec { extents: vec![12, 10], in_channels: 1, out_channels: 1, ..FieldSpec::default() };
         let given = given(&fields, has_conditions).map(|fields| config.fields_of_model(fields));

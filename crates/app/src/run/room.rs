@@ -48,10 +48,9 @@ pub(super) fn check(
     let kind = config.train.precision.kind();
     let network = needed(size, copies, shards, (kind, device));
     let ranks = domain.as_ref().map_or(1, |mesh| mesh.shape().into_iter().product::<usize>());
-    let patches = config.diffusion.as_ref().and_then(|diffusion| diffusion.patches.as_ref());
-    // Sampling may pass fewer patches to the network at a time.
-    let patch_num = patches.filter(|_| trains).map_or(1, |patches| patches.patch_num);
-    let array = largest_array(&config.model, fields, patch_num);
+    // Predictions may pass fewer samples to the network at a time.
+    let count = if trains { config.task.samples_of_network() } else { 1 };
+    let array = largest_array(&config.model, fields, count);
     let sample = array.as_ref().map_or(0, |array| bytes_of(array, ranks, (kind, device)));
     let mut what = format!(
         "{} the network, which has {} parameters on a rank",
@@ -74,18 +73,18 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Returns the largest array that the network makes of one sample, or of `patch_num` patches of it.
-fn largest_array(model: &ModelConfig, fields: &FieldSpec, patch_num: usize) -> Option<LargestArray> {
+/// Returns the largest array that the network makes of one sample, of which it is given `count`, such as patches.
+fn largest_array(model: &ModelConfig, fields: &FieldSpec, count: usize) -> Option<LargestArray> {
     let array = match &fields.patch_extents {
         Some(patch) => model.largest_array(&FieldSpec { extents: patch.clone(), ..fields.clone() }),
         None => model.largest_array(fields),
     }?;
-    if patch_num == 1 {
+    if count == 1 {
         return Some(array);
     }
     Some(LargestArray {
-        elements: array.elements.saturating_mul(patch_num as u128),
-        keys: format!("{}, diffusion.patches.patch_num = {patch_num}", array.keys),
+        elements: array.elements.saturating_mul(count as u128),
+        keys: format!("{}, and {count} samples of the network for each, by [task]", array.keys),
     })
 }
 

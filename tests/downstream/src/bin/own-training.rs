@@ -1,5 +1,6 @@
-//! The command `isobar` with a loss, a metric, an optimizer and a learning-rate schedule of the program's own: `train.loss =
-//! "latitude_mse"`, `metrics.report = ["peak_error"]`, `[optimizer] type = "signum"` and `[schedule] type = "inverse_sqrt"`.
+//! The command `isobar` with a training task, a loss, a metric, an optimizer and a learning-rate schedule of the program's own:
+//! `[task] type = "poisson_residual"`, `train.loss = "latitude_mse"`, `metrics.report = ["peak_error"]`, `[optimizer] type =
+//! "signum"` and `[schedule] type = "inverse_sqrt"`.
 
 use std::f64::consts::FRAC_PI_2;
 
@@ -9,9 +10,58 @@ use isobar::schemars::JsonSchema;
 use isobar::serde::{Deserialize, Serialize};
 use isobar::train::loss::Loss;
 use isobar::train::metric::{Forecast, Metric, MetricArray};
+use isobar::train::objective::{Objective, ObjectiveArray, Setup, Training};
 use isobar::train::optim::{Optimizer, OptimizerConfig, OptimizerState, refuse_unsummed};
 use isobar::train::schedule::{LrSchedule, Moment};
 use isobar::train::{Error, Parameters, Result};
+
+/// Regression with the residual of the equation Δu = f on a periodic grid, in units of the grid's spacing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(crate = "isobar::serde", deny_unknown_fields, default)]
+#[schemars(crate = "isobar::schemars")]
+struct PoissonResidual {
+    /// Weight of the mean square of the residual; at least 0.
+    weight: f64,
+    /// Right-hand side f, in units of normalised outputs.
+    source: f64,
+}
+
+impl Default for PoissonResidual {
+    fn default() -> Self {
+        Self { weight: 0.1, source: 0.0 }
+    }
+}
+
+impl Registered for PoissonResidual {
+    const NAME: &'static str = "poisson_residual";
+    const SUMMARY: &'static str = "Regression with the residual of Poisson's equation.";
+}
+
+impl Objective for PoissonResidual {
+    fn loss<A: ObjectiveArray>(&self, training: &Training<'_, A>) -> std::result::Result<A, BoxError> {
+        let outputs = training.roll_out()?;
+        let mut loss = training.compare(&outputs)?;
+        for output in &outputs {
+            let mut residual = output.mul_scalar(-4.0)?.add_scalar(-self.source)?;
+            for (shift, dim) in [(1, 2), (-1, 2), (1, 3), (-1, 3)] {
+                residual = residual.add(&output.roll(&[shift], &[dim])?)?;
+            }
+            let mean = residual.unary(Unary::Square)?.mean()?;
+            loss = loss.add(&mean.mul_scalar(self.weight / outputs.len() as f64)?)?;
+        }
+        Ok(loss)
+    }
+
+    fn check(&self, _setup: &Setup) -> std::result::Result<(), BoxError> {
+        match self.weight >= 0.0 {
+            true => Ok(()),
+            false => {
+                Err(format!("task.weight is {}, expected at least 0; --set task.weight=0.1", self.weight)
+                    .into())
+            }
+        }
+    }
+}
 
 /// Squared error weighted by the area of the cells, of rows from pole to pole.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -164,6 +214,6 @@ impl Optimizer for Signum {
 }
 
 fn main() -> std::process::ExitCode {
-    let app = isobar::App::new().optimizer::<SignumConfig>();
+    let app = isobar::App::new().task::<PoissonResidual>().optimizer::<SignumConfig>();
     app.loss::<LatitudeMse>().metric::<PeakError>().schedule::<InverseSqrt>().main()
 }

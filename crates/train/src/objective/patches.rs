@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::task::BoxError;
 
-/// `[diffusion.patches]`: training on random patches of the fields, and sampling with overlapping ones that cover them, as CorrDiff
+/// `[task.patches]`: training on random patches of the fields, and sampling with overlapping ones that cover them, as CorrDiff
 /// does (Mardani et al., arXiv:2309.15214; PhysicsNeMo's `RandomPatching2D` and `GridPatching2D`). See [`Patching`].
 ///
 /// The network gets the array `global_index`, the positions of a patch's points on the grid. Models such as `song_unet_pos_embd`

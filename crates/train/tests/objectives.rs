@@ -1,0 +1,232 @@
+//! Every registered task of sharded fields has the loss, the gradients and the predictions of dense fields. Missing values have no
+//! part in them.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::ops::Range;
+use std::time::Duration;
+
+use isobar_array::{Array, Conv, Generator, Padding, Reduction, Window};
+use isobar_collectives::threads;
+use isobar_data::{InMemory, Normalizer};
+use isobar_manager::{DeviceMesh, DistributedManager};
+use isobar_models::{Batch, EdmLoss, LossReduction, Mode, Model, Sharding, SigmaData};
+use isobar_shard::{Init, ParamStore, Params, Placement, forbid_hidden_communication};
+use isobar_train::objective::{ObjectiveKind, registered};
+use isobar_train::{
+    DenseFields, DiffusionConfig, FieldLayout, FieldTask, Forward, Network, PatchConfig, Regression,
+    ShardedFields, Step, Task, on_mesh,
+};
+use rstest::rstest;
+use serde_json::json;
+use tch::{Device, Kind, Tensor};
+
+use crate::common;
+
+const EXTENTS: [usize; 2] = [10, 7];
+const SAMPLES: usize = 3;
+const FILL: f64 = 0.25;
+
+/// A convolution of the fields and of what it is given beside them.
+struct Blur<A>(A);
+
+impl<A: Array> Blur<A> {
+    fn new(params: &mut impl Params<Array = A>) -> Self {
+        Self(params.param("weight", &[1, 1, 3, 3], Init::FanIn(9), Placement::Replicate).unwrap())
+    }
+}
+
+impl<A: Array> Model<A> for Blur<A> {
+    fn forward(&self, batch: &Batch<A>, _mode: Mode<'_>) -> isobar_models::Result<Batch<A>> {
+        let conv = Conv { padding: Padding::Each(vec![1]), ..Conv::default() };
+        let mut fields = batch.require("blur", Batch::<A>::FIELDS)?.shallow_clone();
+        if let Some(conditions) = batch.get(Batch::<A>::CONDITIONS) {
+            fields = fields.add(&conditions.reduce(Reduction::Mean, &[1], true)?.mul_scalar(0.3)?)?;
+        }
+        Ok(Batch::of_fields(fields.conv(&self.0, None, &conv)?))
+    }
+}
+
+/// A window of fields `[sample, 1, rows, columns]`; with gaps, values of a corner and of most rows of a sample are missing.
+fn fields(seed: i64, window: &[Range<usize>], gaps: bool) -> Tensor {
+    let shape = [SAMPLES, 1, EXTENTS[0], EXTENTS[1]].map(|extent| extent as i64);
+    let drawn = Generator::new(seed as u64);
+    let all = drawn.normal(&Window::whole(&shape), 0.0, 1.0, (Kind::Double, Device::Cpu)).unwrap();
+    if gaps {
+        let _ = all.narrow(2, 0, 3).narrow(3, 4, 3).fill_(f64::NAN);
+        let _ = all.get(1).narrow(1, seed, 6).fill_(f64::NAN);
+    }
+    window
+        .iter()
+        .enumerate()
+        .fold(all, |x, (dim, range)| x.narrow(2 + dim as i64, range.start as i64, range.len() as i64))
+}
+
+fn whole() -> [Range<usize>; 2] {
+    EXTENTS.map(|extent| 0..extent)
+}
+
+fn scale() -> Normalizer {
+    Normalizer::new(0.1, 2.0).unwrap()
+}
+
+fn store(seed: u64) -> ParamStore {
+    ParamStore::new(Generator::new(seed)).with_options(Kind::Double, Device::Cpu)
+}
+
+/// What is trained.
+#[derive(Clone)]
+struct Case {
+    task: ObjectiveKind,
+    gaps: bool,
+    change: bool,
+    /// True with a first stage, whose prediction is an input.
+    staged: bool,
+}
+
+fn task<L: FieldLayout, F: Forward<L::Array>>(layout: L, forward: F, case: &Case) -> FieldTask<L, F> {
+    let window = layout.window(&EXTENTS).unwrap();
+    let samples =
+        || Box::new(InMemory::pairs(fields(1, &window, case.gaps), fields(2, &window, case.gaps)).unwrap());
+    let mut model = common::model(layout, forward, scale(), scale(), "y");
+    model.missing = case.gaps.then_some(FILL);
+    model.change = case.change.then(|| Normalizer::of_scales(&[0.5]).unwrap());
+    common::task(model, samples(), samples())
+}
+
+fn network<A: Array + 'static>(model: Blur<A>, first: Option<Blur<A>>, case: &Case) -> Network<A> {
+    let first = first
+        .map(|first| Regression::new(Network::new(Box::new(first)), [scale(), scale()]).conditioning(true));
+    let network = Network::new(Box::new(model)).denoising(Some(SigmaData::All(0.5)));
+    network.objective(case.task.clone(), 3).after(first)
+}
+
+/// The loss of a step, this rank's gradient, and the prediction of all samples.
+fn results<L: FieldLayout, F: Forward<L::Array>>(
+    task: &FieldTask<L, F>,
+    store: &ParamStore,
+) -> (f64, Tensor, L::Array) {
+    let generator = Generator::new(4);
+    let step = Step { epoch: 0, offset: 0, total: SAMPLES as i64, generator: &generator };
+    let loss = task.loss(step, &[0, 1, 2]).unwrap();
+    loss.backward();
+    let gradient = store.trainable().next().unwrap().tensor.grad();
+    let prediction = task.predict(&*task.validation, &[0, 1, 2]).unwrap().remove(0);
+    (loss.double_value(&[]), gradient, prediction)
+}
+
+fn far(a: &Tensor, b: &Tensor) -> f64 {
+    assert_eq!(a.size(), b.size());
+    (a - b).abs().max().double_value(&[])
+}
+
+fn same_on_shards(case: &Case) {
+    let (mut own, mut of_first) = (store(5), store(6));
+    let model = Blur::new(&mut own);
+    let first = case.staged.then(|| Blur::new(&mut of_first));
+    let (loss, gradient, prediction) = results(&task(DenseFields, network(model, first, case), case), &own);
+    assert!(loss.is_finite() && prediction.isfinite().all().int64_value(&[]) == 1, "{:?}", case.task);
+    for (ranks, shape, names) in [
+        (2, &[2][..], &["domain"][..]),
+        (3, &[3], &["domain"]),
+        (4, &[4], &["domain"]),
+        (4, &[2, 2], &["domain", "domain_y"]),
+    ] {
+        let each = threads::run(ranks, Duration::from_secs(60), |world| {
+            let _rank = DistributedManager::bind_thread(&world);
+            let mesh = DeviceMesh::new(&world, shape, names).unwrap();
+            let (mut own, mut of_first) = (store(5), store(6));
+            let first = case.staged.then(|| {
+                let (mut params, _) = on_mesh(&mut of_first, &mesh, &world, &Sharding::new(), false).unwrap();
+                Blur::new(&mut params)
+            });
+            let (mut params, _) = on_mesh(&mut own, &mesh, &world, &Sharding::new(), true).unwrap();
+            let model = Blur::new(&mut params);
+            let layout = ShardedFields::new(&mesh, &EXTENTS).unwrap();
+            let _guard = forbid_hidden_communication();
+            let task = task(layout, network(model, first, case), case);
+            let (loss, gradient, prediction) = results(&task, &own);
+            (loss, gradient, prediction.full_tensor(None).unwrap())
+        });
+        let sum = each.iter().fold(gradient.zeros_like(), |sum, (_, part, _)| sum + part);
+        assert!(far(&sum, &gradient) < 1e-9, "{:?} {names:?}", case.task);
+        for (got, _, predicted) in &each {
+            assert!((got - loss).abs() <= 1e-9 * loss, "{:?} {names:?}: {got} {loss}", case.task);
+            assert!(far(predicted, &prediction) < 1e-9, "{:?} {names:?}", case.task);
+        }
+    }
+}
+
+#[rstest]
+fn tasks_are_the_same_on_shards(#[values(false, true)] gaps: bool) {
+    assert!(registered().len() >= 2);
+    for name in registered() {
+        let task = serde_json::from_value(json!({ "type": name })).unwrap();
+        same_on_shards(&Case { task, gaps, change: false, staged: false });
+    }
+}
+
+/// Patches of which some have no value.
+fn patches() -> PatchConfig {
+    PatchConfig {
+        patch_shape: [4, 4],
+        patch_num: 3,
+        overlap_pix: 1,
+        boundary_pix: 0,
+        condition_on_input: true,
+    }
+}
+
+#[rstest]
+#[case::changes(None, true, false)]
+#[case::residuals(None, false, true)]
+#[case::residuals_on_patches(Some(patches()), false, true)]
+fn denoisers_are_the_same_on_shards_where_values_are_missing(
+    #[case] patches: Option<PatchConfig>,
+    #[case] change: bool,
+    #[case] staged: bool,
+) {
+    let task = DiffusionConfig { patches, ..DiffusionConfig::default() }.into();
+    same_on_shards(&Case { task, gaps: true, change, staged });
+}
+
+/// A factor at each point.
+struct Factors(Tensor);
+
+impl Model<Tensor> for Factors {
+    fn forward(&self, batch: &Batch<Tensor>, _mode: Mode<'_>) -> isobar_models::Result<Batch<Tensor>> {
+        Ok(Batch::of_fields(batch.require("factors", Batch::<Tensor>::FIELDS)? * &self.0))
+    }
+}
+
+/// The loss of a denoiser is the mean over the values that are there, and no gradient reaches the others.
+#[test]
+fn missing_values_have_no_part_in_the_loss_of_a_denoiser() {
+    let shape = [1, 1, EXTENTS[0] as i64, EXTENTS[1] as i64];
+    let factors = Tensor::full(shape, 0.7, (Kind::Double, Device::Cpu)).set_requires_grad(true);
+    let model = Network::new(Box::new(Factors(factors.shallow_clone())));
+    let model = model.denoising(Some(SigmaData::All(0.5))).objective(DiffusionConfig::default(), 3);
+    let case = Case { task: ObjectiveKind::default(), gaps: true, change: false, staged: false };
+    let generator = Generator::new(4);
+    let step = Step { epoch: 0, offset: 0, total: SAMPLES as i64, generator: &generator };
+    let loss = task(DenseFields, model, &case).loss(step, &[0, 1, 2]).unwrap();
+    loss.backward();
+
+    let targets = fields(2, &whole(), true);
+    let present = targets.isnan().logical_not();
+    let clean = scale().encode(&targets).unwrap().nan_to_num(0.0, None::<f64>, None::<f64>);
+    let each =
+        EdmLoss { sigma_data: SigmaData::All(0.5), reduction: LossReduction::None, ..EdmLoss::default() }
+            .draw(&clean, &Generator::new(4), None, |noisy, _| Ok(noisy * 0.7))
+            .unwrap();
+    let means =
+        (0..SAMPLES as i64).map(|sample| each.get(sample).masked_select(&present.get(sample)).mean(None));
+    let want = means.map(|mean| mean.double_value(&[])).sum::<f64>() / SAMPLES as f64;
+    assert!((loss.double_value(&[]) - want).abs() < 1e-12 * want, "{loss:?} {want}");
+    let anywhere = present.any_dim(0, true);
+    let gradient = factors.grad();
+    assert_eq!(
+        gradient.masked_select(&anywhere.logical_not()).abs().sum(Kind::Double).double_value(&[]),
+        0.0
+    );
+    assert!(gradient.masked_select(&anywhere).abs().min().double_value(&[]) > 0.0);
+}
