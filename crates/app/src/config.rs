@@ -32,7 +32,7 @@ pub(crate) struct Config {
     pub data: DataConfig,
     /// The network.
     pub model: ModelConfig,
-    /// What the network is trained for.
+    /// Training task: loss and predictions of the network.
     #[schemars(extend("x-former-table" = "diffusion"))]
     pub task: ObjectiveKind,
     /// The loop.

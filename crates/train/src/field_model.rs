@@ -428,6 +428,10 @@ where
         self.model.weighted(output, target)
     }
 
+    fn physical(&self, outputs: &L::Array) -> Result<L::Array, BoxError> {
+        self.model.layout.map(outputs, |part| Ok(self.model.target.decode(part)?))
+    }
+
     fn staged(&self, inputs: Batch<L::Array>) -> Result<Regressed<L::Array>, BoxError> {
         self.model.regressed(inputs)
     }

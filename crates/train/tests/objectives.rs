@@ -11,6 +11,7 @@ use isobar_data::{InMemory, Normalizer};
 use isobar_manager::{DeviceMesh, DistributedManager};
 use isobar_models::{Batch, EdmLoss, LossReduction, Mode, Model, Sharding, SigmaData};
 use isobar_shard::{Init, ParamStore, Params, Placement, forbid_hidden_communication};
+use isobar_train::metric::{MetricKind, Report};
 use isobar_train::objective::{ObjectiveKind, registered};
 use isobar_train::{
     DenseFields, DiffusionConfig, FieldLayout, FieldTask, Forward, Network, PatchConfig, Regression,
@@ -73,7 +74,7 @@ fn store(seed: u64) -> ParamStore {
     ParamStore::new(Generator::new(seed)).with_options(Kind::Double, Device::Cpu)
 }
 
-/// What is trained.
+/// Task and data of a test.
 #[derive(Clone)]
 struct Case {
     task: ObjectiveKind,
@@ -90,7 +91,9 @@ fn task<L: FieldLayout, F: Forward<L::Array>>(layout: L, forward: F, case: &Case
     let mut model = common::model(layout, forward, scale(), scale(), "y");
     model.missing = case.gaps.then_some(FILL);
     model.change = case.change.then(|| Normalizer::of_scales(&[0.5]).unwrap());
-    common::task(model, samples(), samples())
+    let metrics = ["rmse", "crps"].map(|name| serde_json::from_value::<MetricKind>(name.into()).unwrap());
+    let report = Report::new(&metrics, || Ok::<_, isobar_train::Error>(Tensor::new())).unwrap();
+    FieldTask { report, ..common::task(model, samples(), samples()) }
 }
 
 fn network<A: Array + 'static>(model: Blur<A>, first: Option<Blur<A>>, case: &Case) -> Network<A> {
@@ -100,18 +103,23 @@ fn network<A: Array + 'static>(model: Blur<A>, first: Option<Blur<A>>, case: &Ca
     network.objective(case.task.clone(), 3).after(first)
 }
 
-/// The loss of a step, this rank's gradient, and the prediction of all samples.
+/// The loss of a step with the errors and metrics of all samples, this rank's gradient, and the prediction of all samples.
 fn results<L: FieldLayout, F: Forward<L::Array>>(
     task: &FieldTask<L, F>,
     store: &ParamStore,
-) -> (f64, Tensor, L::Array) {
+) -> (Vec<f64>, Tensor, L::Array) {
     let generator = Generator::new(4);
     let step = Step { epoch: 0, offset: 0, total: SAMPLES as i64, generator: &generator };
     let loss = task.loss(step, &[0, 1, 2]).unwrap();
     loss.backward();
     let gradient = store.trainable().next().unwrap().tensor.grad();
     let prediction = task.predict(&*task.validation, &[0, 1, 2]).unwrap().remove(0);
-    (loss.double_value(&[]), gradient, prediction)
+    let mut numbers = vec![loss.double_value(&[])];
+    for scored in task.scored_errors(&[0, 1, 2]).unwrap() {
+        numbers
+            .extend(scored.errors.iter().flat_map(|error| [error.relative, error.rmse]).chain(scored.terms));
+    }
+    (numbers, gradient, prediction)
 }
 
 fn far(a: &Tensor, b: &Tensor) -> f64 {
@@ -123,8 +131,10 @@ fn same_on_shards(case: &Case) {
     let (mut own, mut of_first) = (store(5), store(6));
     let model = Blur::new(&mut own);
     let first = case.staged.then(|| Blur::new(&mut of_first));
-    let (loss, gradient, prediction) = results(&task(DenseFields, network(model, first, case), case), &own);
-    assert!(loss.is_finite() && prediction.isfinite().all().int64_value(&[]) == 1, "{:?}", case.task);
+    let (numbers, gradient, prediction) =
+        results(&task(DenseFields, network(model, first, case), case), &own);
+    assert!(numbers.iter().all(|number| number.is_finite()), "{numbers:?}");
+    assert!(prediction.isfinite().all().int64_value(&[]) == 1, "{:?}", case.task);
     for (ranks, shape, names) in [
         (2, &[2][..], &["domain"][..]),
         (3, &[3], &["domain"]),
@@ -144,13 +154,20 @@ fn same_on_shards(case: &Case) {
             let layout = ShardedFields::new(&mesh, &EXTENTS).unwrap();
             let _guard = forbid_hidden_communication();
             let task = task(layout, network(model, first, case), case);
-            let (loss, gradient, prediction) = results(&task, &own);
-            (loss, gradient, prediction.full_tensor(None).unwrap())
+            let (numbers, gradient, prediction) = results(&task, &own);
+            (numbers, gradient, prediction.full_tensor(None).unwrap())
         });
         let sum = each.iter().fold(gradient.zeros_like(), |sum, (_, part, _)| sum + part);
         assert!(far(&sum, &gradient) < 1e-9, "{:?} {names:?}", case.task);
         for (got, _, predicted) in &each {
-            assert!((got - loss).abs() <= 1e-9 * loss, "{:?} {names:?}: {got} {loss}", case.task);
+            assert_eq!(got.len(), numbers.len());
+            for (got, want) in got.iter().zip(&numbers) {
+                assert!(
+                    (got - want).abs() <= 1e-9 * want.abs().max(1.0),
+                    "{:?} {names:?}: {got} {want}",
+                    case.task
+                );
+            }
             assert!(far(predicted, &prediction) < 1e-9, "{:?} {names:?}", case.task);
         }
     }
@@ -177,15 +194,16 @@ fn patches() -> PatchConfig {
 }
 
 #[rstest]
-#[case::changes(None, true, false)]
-#[case::residuals(None, false, true)]
-#[case::residuals_on_patches(Some(patches()), false, true)]
+#[case::changes(None, true, false, 1)]
+#[case::residuals(None, false, true, 1)]
+#[case::ensembles_of_residuals_on_patches(Some(patches()), false, true, 2)]
 fn denoisers_are_the_same_on_shards_where_values_are_missing(
     #[case] patches: Option<PatchConfig>,
     #[case] change: bool,
     #[case] staged: bool,
+    #[case] members: usize,
 ) {
-    let task = DiffusionConfig { patches, ..DiffusionConfig::default() }.into();
+    let task = DiffusionConfig { patches, members, ..DiffusionConfig::default() }.into();
     same_on_shards(&Case { task, gaps: true, change, staged });
 }
 

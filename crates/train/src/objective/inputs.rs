@@ -22,6 +22,9 @@ pub(crate) trait Surrogate<A> {
     /// Returns the output that the loss compares with a normalised target.
     fn weighted(&self, output: &A, target: &A) -> Result<A, BoxError>;
 
+    /// Returns normalised outputs in physical units.
+    fn physical(&self, outputs: &A) -> Result<A, BoxError>;
+
     /// Returns the inputs of the second of two stages, and the prediction of the first, if there is one.
     fn staged(&self, inputs: Batch<A>) -> Result<(Batch<A>, Option<A>), BoxError>;
 

@@ -192,7 +192,7 @@ pub struct Objectives;
 
 impl Family for Objectives {
     const NOUN: &'static str = "task";
-    const SUMMARY: &'static str = "What the network is trained for: its loss and its predictions.";
+    const SUMMARY: &'static str = "Training task: loss and predictions of the network.";
     type Member = dyn AnyObjective;
 
     fn entries() -> Vec<Entry<Self>> {

@@ -99,6 +99,15 @@ impl<'a, A: LossArray> Training<'a, A> {
         Ok(self.weights.over_steps(&losses.collect::<Result<Vec<A>, BoxError>>()?)?)
     }
 
+    /// Returns normalised outputs or targets, `[sample, channel, spatial…]`, in physical units, on their graph.
+    ///
+    /// # Errors
+    ///
+    /// Another number of channels than the targets have.
+    pub fn physical(&self, fields: &A) -> Result<A, BoxError> {
+        self.network.physical(fields)
+    }
+
     /// Returns the network's own output that leads to a normalised target of the first step: the target itself, or the change from the
     /// newest input frame in units of changes if the network predicts changes.
     ///

@@ -22,7 +22,7 @@ use isobar::train::{Error, Parameters, Result};
 struct PoissonResidual {
     /// Weight of the mean square of the residual; at least 0.
     weight: f64,
-    /// Right-hand side f, in units of normalised outputs.
+    /// Right-hand side f, in the unit of the outputs.
     source: f64,
 }
 
@@ -42,9 +42,10 @@ impl Objective for PoissonResidual {
         let outputs = training.roll_out()?;
         let mut loss = training.compare(&outputs)?;
         for output in &outputs {
-            let mut residual = output.mul_scalar(-4.0)?.add_scalar(-self.source)?;
+            let field = training.physical(output)?;
+            let mut residual = field.mul_scalar(-4.0)?.add_scalar(-self.source)?;
             for (shift, dim) in [(1, 2), (-1, 2), (1, 3), (-1, 3)] {
-                residual = residual.add(&output.roll(&[shift], &[dim])?)?;
+                residual = residual.add(&field.roll(&[shift], &[dim])?)?;
             }
             let mean = residual.unary(Unary::Square)?.mean()?;
             loss = loss.add(&mean.mul_scalar(self.weight / outputs.len() as f64)?)?;
