@@ -146,6 +146,10 @@ fn trained_dropout_is_regularized_alike_on_every_mesh() {
         (2, &["data"], true, 2),
         (3, &["domain"], true, 1),
         (4, &["data", "domain"], false, 1),
+        (2, &["shard"], true, 2),
+        (3, &["shard"], false, 1),
+        (4, &["shard"], true, 1),
+        (4, &["shard", "domain"], true, 1),
     ] {
         for losses in train(ranks, names, 0.5, recomputes, accumulate) {
             let losses = losses.unwrap();

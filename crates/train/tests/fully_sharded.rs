@@ -14,7 +14,7 @@ use isobar_shard::{
     Init, MeshParams, ParallelRegion, ParamStore, Params, Placement, ShardTensor, forbid_hidden_communication,
 };
 use isobar_train::checkpoint::{CheckpointSelector, Checkpoints, Contents, Keep, RunState};
-use isobar_train::optim::{AdamW, AdamWConfig, MuonConfig, Optimizer, OptimizerKind};
+use isobar_train::optim::{AdamW, AdamWConfig, LionConfig, MuonConfig, Optimizer, OptimizerKind, SgdConfig};
 use isobar_train::{
     DataParallel, DataParallelConfig, FieldLayout, FullySharded, Overlap, Parameters, Precision,
     ShardedFields, ShardedParameters, clip_grad_norm, distribute_over_domain_for_fsdp, grad_norm,
@@ -32,6 +32,8 @@ enum Subject {
     AfnoAgain,
     DistributedAfno,
     Fno,
+    /// A convolution between two parameters without dims.
+    Gains,
     UNet,
 }
 
@@ -81,6 +83,14 @@ impl Subject {
                 };
                 let model = Fno::new(&config, params).unwrap();
                 Box::new(move |x| model.forward(x))
+            }
+            Self::Gains => {
+                let mut gain =
+                    |name, value| params.param(name, &[], Init::Constant(value), Placement::Replicate);
+                let [before, after] = [gain("before", 0.7), gain("after", 1.5)].map(Result::unwrap);
+                let weight = params.param("weight", &[2, 2, 3, 3], Init::XavierUniform, Placement::Replicate);
+                let (weight, same) = (weight.unwrap(), Conv2d { padding: [1, 1], ..Conv2d::default() });
+                Box::new(move |x| Ok(x.mul(&before)?.conv2d(&weight, None, &same)?.mul(&after)?))
             }
             Self::UNet => {
                 let channels = vec![3, 4, 4, 4];
@@ -217,7 +227,8 @@ fn train_on(
 #[case::domain(&[2, 2], &["shard", "domain"])]
 #[case::all(&[2, 2, 2], &["data", "shard", "domain"])]
 fn losses_are_those_of_data_parallelism(
-    #[values(Subject::Afno, Subject::AfnoAgain, Subject::Fno, Subject::UNet)] subject: Subject,
+    #[values(Subject::Afno, Subject::AfnoAgain, Subject::Fno, Subject::Gains, Subject::UNet)]
+    subject: Subject,
     #[case] shape: &[i64],
     #[case] names: &[&str],
     #[values((1e-9, Overlap::On), (0.002, Overlap::Off), (0.002, Overlap::On), (4.0, Overlap::Auto))] units: (
@@ -291,6 +302,42 @@ fn split_channels_go_on_from_a_checkpoint(
             assert!((got - want).abs() < 1e-9 * want.abs(), "{got}, expected {want}");
         }
     });
+}
+
+/// Parameters without dims are on all ranks, count once in norms, and are saved once: a run goes on on any number of ranks.
+#[rstest]
+fn parameters_without_dims_go_on_on_other_ranks(
+    #[values(
+        adamw(),
+        muon(),
+        OptimizerKind::from(LionConfig::default()),
+        OptimizerKind::from(SgdConfig { momentum: 0.9, ..Default::default() })
+    )]
+    kind: OptimizerKind,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |shape: &[i64], names: &[&str], halfway: Halfway<'_>| {
+        let ranks = shape.iter().product::<i64>() as usize;
+        threads::run(ranks, Duration::from_secs(120), |group| {
+            let mesh = DeviceMesh::new(&group, shape, names).unwrap();
+            let sharded = names.contains(&"shard");
+            train_on(Subject::Gains, &mesh, sharded, (0.001, Overlap::Auto), &kind, halfway)
+        })
+    };
+    let want = run(&[1], &["domain"], Halfway::Nothing).remove(0);
+    for (shape, names, halfway) in [
+        (&[2][..], &["shard"][..], Halfway::Saved(folder.path())),
+        (&[3], &["shard"], Halfway::Loaded(folder.path())),
+        (&[2, 2], &["shard", "domain"], Halfway::Loaded(folder.path())),
+        (&[2, 2], &["model", "shard"], Halfway::Loaded(folder.path())),
+        (&[1], &["domain"], Halfway::Loaded(folder.path())),
+    ] {
+        for got in run(shape, names, halfway) {
+            for (got, want) in got.iter().zip(&want) {
+                assert!((got - want).abs() < 1e-9 * want.abs(), "{names:?}: {got}, expected {want}");
+            }
+        }
+    }
 }
 
 /// A model among plain tensors: this rank's windows in and out, a loss over windows. Gradients are those of the loss over fields.

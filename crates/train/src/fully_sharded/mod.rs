@@ -39,7 +39,7 @@ struct State {
     /// Units that are whole, the one that was used last at the end.
     whole: VecDeque<usize>,
     /// Units whose reduction has not begun in this pass: always those before the others, whichever is complete first, so that
-    /// all ranks begin them in one order.
+    /// all ranks begin them in one order. Those without dims, which are the first units, wait for the end of the pass.
     waiting: usize,
     /// Reductions under way, by unit.
     reductions: Vec<(usize, Work<Tensor>)>,
@@ -82,7 +82,7 @@ impl ParameterWatch for ShardedParameters {
         }
         if !state.in_backward {
             state.drop_unused(KEPT).map_err(below)?;
-            if let Some(&last) = units.last() {
+            if let Some(&last) = units.last().filter(|&&last| state.units[last].is_cut()) {
                 state.prefetch(last + 1).map_err(below)?;
             }
         }
@@ -102,7 +102,8 @@ impl ParameterWatch for ShardedParameters {
         for &unit in &units {
             state.bring(unit).map_err(below)?;
         }
-        match units.first().and_then(|first| first.checked_sub(1)) {
+        let first = units.iter().find(|&&unit| state.units[unit].is_cut());
+        match first.and_then(|first| first.checked_sub(1)) {
             Some(before) if !state.units[before].is_complete() => state.prefetch(before).map_err(below),
             _ => Ok(()),
         }
@@ -137,6 +138,9 @@ impl State {
         let Some(group) = self.group.clone() else { return Ok(()) };
         if !self.units[unit].is_whole() {
             self.units[unit].bring(&group)?;
+        }
+        if !self.units[unit].is_cut() {
+            return Ok(());
         }
         self.whole.retain(|&other| other != unit);
         self.whole.push_back(unit);
@@ -188,7 +192,10 @@ impl State {
             self.whole.retain(|&other| other != unit);
             self.units[unit].drop_values()?;
         }
-        while self.waiting > 0 && self.units[self.waiting - 1].is_complete() {
+        while let Some(next) = self.waiting.checked_sub(1).map(|next| &self.units[next])
+            && next.is_cut()
+            && next.is_complete()
+        {
             self.reduce_next()?;
         }
         // Communication moves when it is polled.
@@ -214,7 +221,8 @@ impl State {
 /// Units of parameters are gathered before operators use them, in forward and again in backward, the next one while this one
 /// is used, and dropped after it. When all gradients of a unit have come, they are summed over all axes of the mesh but `model`,
 /// along which a model may be split besides ([`MeshParams::along`](isobar_shard::MeshParams::along)), each rank receiving those of its parts. Parameters are cut along the dim that gives the most equal parts, uneven and empty ones
-/// included. The optimizer, clipping and checkpoints take [`parameters`](Self::parameters): the parts.
+/// included; those without dims stay replicated. The optimizer, clipping and checkpoints take [`parameters`](Self::parameters): the
+/// parts.
 ///
 /// The memory of the whole parameters comes and goes: of the store that made them only names and shapes are of use from then on,
 /// and models are used through operators. Weights that an operator casts (mixed precision) or copies stay until backward in that
@@ -272,8 +280,8 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// A mesh without the axis `shard`; a model that is split over other ranks than those along the mesh's axis `model`; parameters without dims, or that differ
-    /// between ranks; a setting out of its range; the errors of the communication.
+    /// A mesh without the axis `shard`; a model that is split over other ranks than those along the mesh's axis `model`; parameters
+    /// that differ between ranks; a setting out of its range; the errors of the communication.
     pub fn new(
         sharded: ShardedParameters,
         params: &Parameters,
@@ -326,12 +334,15 @@ impl FullySharded {
         let members = members(params, &group)?;
         let own = members.iter().zip(params).map(|(member, param)| {
             let (shape, mut start) = param.placement.place(&member.whole.size(), split);
-            start[member.cut.dim as usize] += member.cut.start(group.rank());
-            let copies = match param.placement {
+            let mut copies = match param.placement {
                 ParamPlacement::Replicate => split.size(),
                 ParamPlacement::Shard { .. } => 1,
                 ParamPlacement::Part { copies, .. } => copies,
             };
+            match &member.cut {
+                Some(cut) => start[cut.dim as usize] += cut.start(group.rank()),
+                None => copies *= group.size(),
+            }
             Parameter::part(&member.name, &member.part, (shape, start), copies)
         });
         let parts = Parameters::over(own.collect(), &parts)?.with_computed_of(params);
@@ -452,11 +463,12 @@ impl Drop for FullySharded {
 
 impl State {
     fn fill(&mut self, units: Vec<Unit>, group: Group, prefetch: bool) {
-        self.places = units
-            .iter()
-            .enumerate()
-            .flat_map(|(index, unit)| (0..unit.members.len()).map(move |place| (index, place)))
-            .collect();
+        self.places = vec![(0, 0); units.iter().map(|unit| unit.members.len()).sum()];
+        for (index, unit) in units.iter().enumerate() {
+            for (place, member) in unit.members.iter().enumerate() {
+                self.places[member.index] = (index, place);
+            }
+        }
         self.whole = (0..units.len()).collect();
         self.units = units;
         self.group = Some(group);
@@ -481,31 +493,32 @@ fn members(params: &Parameters, group: &Group) -> Result<Vec<Member>> {
     let _no_grad = tch::no_grad_guard();
     let member = |(index, param): (usize, &Parameter)| {
         let shape = param.tensor.size();
-        let Some(cut) = Cut::new(&shape, group.size(), index) else {
-            let what = format!("parameter {:?} of a fully sharded model", param.name);
-            return Err(Error::invalid(what, "without dims", "of one dim or more"));
-        };
+        let cut = Cut::new(&shape, group.size(), index);
         let part = || {
-            cut.part(&param.tensor.f_detach()?, group.rank())?
-                .f_detach_copy()?
-                .f_contiguous()?
-                .f_set_requires_grad(true)
+            let whole = param.tensor.f_detach()?;
+            let part = match &cut {
+                Some(cut) => cut.part(&whole, group.rank())?,
+                None => whole,
+            };
+            part.f_detach_copy()?.f_contiguous()?.f_set_requires_grad(true)
         };
         let part = part().context(|| format!("cutting parameter {:?}", param.name))?;
         let whole = param.tensor.shallow_clone();
-        Ok(Member { name: param.name.clone(), whole, part, cut, arrived: false })
+        Ok(Member { name: param.name.clone(), index, whole, part, cut, arrived: false })
     };
     params.iter().enumerate().map(member).collect()
 }
 
 /// Parameters that are neighbours in the order of their making, which is about that of their use, of one dtype and device, and
-/// about so many bytes.
+/// about so many bytes. First those without dims, of all layers: they are never dropped.
 fn units(members: Vec<Member>, bytes: usize, ranks: usize) -> Vec<Unit> {
     let mut units: Vec<Vec<Member>> = Vec::new();
-    for member in members {
+    let (cut, kept): (Vec<_>, Vec<_>) = members.into_iter().partition(|member| member.cut.is_some());
+    for member in kept.into_iter().chain(cut) {
         let alike = |unit: &Vec<Member>| {
             let first = &unit[0].whole;
             (first.kind(), first.device()) == (member.whole.kind(), member.whole.device())
+                && unit[0].cut.is_some() == member.cut.is_some()
                 && Unit::bytes(unit) + Unit::bytes(std::slice::from_ref(&member)) <= bytes
         };
         match units.last_mut().filter(|unit| alike(unit)) {

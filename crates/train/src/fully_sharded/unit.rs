@@ -10,13 +10,26 @@ use crate::error::{Context, Result};
 /// A parameter in its two forms.
 pub(super) struct Member {
     pub(super) name: String,
+    /// Number among the parameters of the model.
+    pub(super) index: usize,
     /// The whole of it, a leaf that the model uses: its memory comes and goes.
     pub(super) whole: Tensor,
     /// This rank's part, a leaf that the optimizer steps.
     pub(super) part: Tensor,
-    pub(super) cut: Cut,
+    /// `None` for a parameter without dims: its part is a copy of it.
+    pub(super) cut: Option<Cut>,
     /// True once backward has computed its gradient.
     pub(super) arrived: bool,
+}
+
+impl Member {
+    /// The part that `rank` has of `whole`, the parameter or its gradient.
+    fn part_of(&self, whole: &Tensor, rank: usize) -> Result<Tensor, TchError> {
+        match &self.cut {
+            Some(cut) => cut.part(whole, rank),
+            None => Ok(whole.shallow_clone()),
+        }
+    }
 }
 
 /// Split of a parameter over the ranks.
@@ -29,7 +42,7 @@ pub(super) struct Cut {
 
 impl Cut {
     /// Along the dim where parts are most alike, the first of these. Elements that are too many for equal parts go to ranks
-    /// from the `turn`th on, so that small parameters do not all lie on the first.
+    /// from the `turn`th on, so that small parameters do not all lie on the first. `None` without dims.
     pub(super) fn new(shape: &[i64], ranks: usize, turn: usize) -> Option<Self> {
         let most = |extent: i64| extent.div_euclid(ranks as i64) + i64::from(extent % ranks as i64 != 0);
         let share = |extent: i64| most(extent) as f64 / extent.max(1) as f64;
@@ -50,11 +63,11 @@ impl Cut {
     }
 }
 
-/// Parameters of one dtype on one device.
+/// Parameters of one dtype on one device, all cut or all without dims.
 pub(super) struct Unit {
     pub(super) members: Vec<Member>,
-    /// Elements of each rank's parts together.
-    sizes: Vec<i64>,
+    /// Elements of each rank's parts together; `None` for parameters without dims.
+    sizes: Option<Vec<i64>>,
     /// Operators that use it now.
     pub(super) users: usize,
     state: State,
@@ -72,18 +85,20 @@ enum State {
 impl Unit {
     pub(super) fn new(members: Vec<Member>, ranks: usize) -> Self {
         let elements = |member: &Member, rank: usize| {
+            let cut = member.cut.as_ref()?;
             let shape = member.whole.size();
-            let row: i64 = shape
-                .iter()
-                .enumerate()
-                .filter(|(dim, _)| *dim as i64 != member.cut.dim)
-                .map(|(_, n)| n)
-                .product();
-            row * member.cut.sizes[rank]
+            let row: i64 =
+                shape.iter().enumerate().filter(|(dim, _)| *dim as i64 != cut.dim).map(|(_, n)| n).product();
+            Some(row * cut.sizes[rank])
         };
         let sizes =
             (0..ranks).map(|rank| members.iter().map(|member| elements(member, rank)).sum()).collect();
         Self { members, sizes, users: 0, state: State::Whole }
+    }
+
+    /// Returns whether the ranks have parts of its parameters. Otherwise each keeps them whole.
+    pub(super) fn is_cut(&self) -> bool {
+        self.sizes.is_some()
     }
 
     pub(super) fn is_whole(&self) -> bool {
@@ -97,9 +112,7 @@ impl Unit {
 
     /// Begins to bring the values.
     pub(super) fn start(&mut self, group: &Group) -> Result<()> {
-        if !matches!(self.state, State::Apart) {
-            return Ok(());
-        }
+        let (State::Apart, Some(sizes)) = (&self.state, &self.sizes) else { return Ok(()) };
         let _no_grad = tch::no_grad_guard();
         let parts: Vec<Tensor> = self
             .members
@@ -108,7 +121,7 @@ impl Unit {
             .collect::<Result<_, _>>()
             .context(packing)?;
         let packed = Tensor::f_cat(&parts, 0).context(packing)?;
-        let work = start::all_gather_v(&packed, Some(&self.sizes), 0, group)?;
+        let work = start::all_gather_v(&packed, Some(sizes), 0, group)?;
         self.state = State::Coming(Box::new(work));
         Ok(())
     }
@@ -116,21 +129,27 @@ impl Unit {
     /// The values are there when it returns.
     pub(super) fn bring(&mut self, group: &Group) -> Result<()> {
         self.start(group)?;
-        let State::Coming(work) = std::mem::replace(&mut self.state, State::Apart) else {
-            self.state = State::Whole;
-            return Ok(());
-        };
         let _no_grad = tch::no_grad_guard();
-        let all = work.wait()?;
+        match std::mem::replace(&mut self.state, State::Apart) {
+            State::Coming(work) => self.place(&work.wait()?, group.size())?,
+            State::Apart => self.copy()?,
+            State::Whole => {}
+        }
+        self.state = State::Whole;
+        Ok(())
+    }
+
+    /// Places gathered parts in the whole parameters.
+    fn place(&self, all: &Tensor, ranks: usize) -> Result<()> {
         let mut at = 0;
         for member in &self.members {
             restore(&member.whole)?;
         }
-        for rank in 0..self.sizes.len() {
+        for rank in 0..ranks {
             for member in &self.members {
                 let place = || -> Result<i64, TchError> {
                     // (Without a new version: what a graph has saved is what comes back.)
-                    let mut into = member.cut.part(&member.whole.f_data()?, rank)?;
+                    let mut into = member.part_of(&member.whole.f_data()?, rank)?;
                     let elements = into.numel() as i64;
                     into.f_copy_(&all.f_narrow(0, at, elements)?.f_view_as(&into)?)?;
                     Ok(elements)
@@ -138,8 +157,15 @@ impl Unit {
                 at += place().context(|| format!("placing parameter {:?}", member.name))?;
             }
         }
-        self.state = State::Whole;
         Ok(())
+    }
+
+    /// Copies the values of parameters without dims from those that the optimizer steps.
+    fn copy(&self) -> Result<()> {
+        self.members.iter().try_for_each(|member| {
+            let copy = || member.whole.f_data()?.f_copy_(&member.part);
+            copy().context(|| format!("placing parameter {:?}", member.name))
+        })
     }
 
     /// Drops the values; the ranks keep their parts.
@@ -148,7 +174,10 @@ impl Unit {
             State::Apart => Ok(()),
             // The others take part in it.
             State::Coming(work) => Ok(work.wait().map(drop)?),
-            State::Whole => self.members.iter().try_for_each(|member| Ok(release(&member.whole)?)),
+            State::Whole if self.is_cut() => {
+                self.members.iter().try_for_each(|member| Ok(release(&member.whole)?))
+            }
+            State::Whole => Ok(()),
         }
     }
 
@@ -165,11 +194,12 @@ impl Unit {
             }
         });
         let grads: Vec<Tensor> = grads.collect::<Result<_, _>>().context(packing)?;
-        let mut parts = Vec::with_capacity(grads.len() * self.sizes.len());
-        for rank in 0..self.sizes.len() {
+        let segments = self.sizes.as_ref().map_or(1, Vec::len);
+        let mut parts = Vec::with_capacity(grads.len() * segments);
+        for rank in 0..segments {
             for (member, grad) in self.members.iter().zip(&grads) {
                 parts.push(
-                    member.cut.part(grad, rank).and_then(|part| part.f_flatten(0, -1)).context(packing)?,
+                    member.part_of(grad, rank).and_then(|part| part.f_flatten(0, -1)).context(packing)?,
                 );
             }
         }
@@ -178,7 +208,10 @@ impl Unit {
         for member in &self.members {
             autograd::clear_grad(&member.whole)?;
         }
-        Ok(start::reduce_scatter_v(&packed, Some(&self.sizes), 0, ReduceOp::Sum, true, group)?)
+        Ok(match &self.sizes {
+            Some(sizes) => start::reduce_scatter_v(&packed, Some(sizes), 0, ReduceOp::Sum, true, group)?,
+            None => start::all_reduce(&packed, ReduceOp::Sum, group)?,
+        })
     }
 
     /// Adds reduced gradients, packed, to those of the parts.
