@@ -2,13 +2,14 @@
 
 use isobar_array::{Generator, Window};
 use isobar_models::{
-    Activation, Architecture, FieldSpec, Mode, ModelConfig, Normalization, PaddingMode, PerDim, SrResNet,
-    SrResNetConfig, SrResNetPadding, UNet, UNetConfig, UNetPadding, Upsampling,
+    Activation, Architecture, FieldSpec, Mode, ModelConfig, Normalization, PaddingMode, PerDim, Split,
+    SrResNet, SrResNetConfig, SrResNetPadding, UNet, UNetConfig, UNetPadding, Upsampling,
 };
 use isobar_shard::ParamStore;
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
+use crate::common::received;
 use crate::common::twin::{Axis, Twin, split};
 
 fn images() -> UNetConfig {
@@ -73,6 +74,85 @@ fn unet_with_strides_is_the_dense_one_split(
     twin(ModelConfig::new(config), vec![2, 2, 16, 8], [&[2, 1], &target[..]].concat()).check(&axes);
 }
 
+/// Strides of several levels, and extents that no pooling divides: upsampling brings each level back to its skip connection.
+#[rstest]
+#[case::strided(UNetConfig { stride: PerDim::All(2), upsampling: Upsampling::Linear, ..images() }, [21, 18])]
+#[case::even_reflected(UNetConfig {
+    kernel_size: PerDim::Each(vec![4, 2]),
+    stride: PerDim::Each(vec![1, 3]),
+    padding_mode: PaddingMode::Reflect,
+    upsampling: Upsampling::Nearest,
+    num_conv_blocks: 1,
+    feature_map_channels: vec![3, 4],
+    ..images()
+}, [13, 19])]
+#[case::three_levels(UNetConfig {
+    model_depth: 3,
+    feature_map_channels: vec![3, 3, 4, 4, 5, 5],
+    upsampling: Upsampling::Linear,
+    use_attn_gate: true,
+    attn_intermediate_channels: Some(2),
+    ..images()
+}, [13, 11])]
+fn unet_that_upsamples_to_its_skips_is_the_dense_one_split(
+    #[case] config: UNetConfig,
+    #[case] extents: [i64; 2],
+    #[values(split(&[(2, 2)]), split(&[(3, 3)]), split(&[(4, 2)]), split(&[(2, 2), (2, 3)]))] axes: Vec<Axis>,
+) {
+    twin(ModelConfig::new(config), [&[2, 2], &extents[..]].concat(), [&[2, 1], &extents[..]].concat())
+        .check(&axes);
+}
+
+/// What a rank receives is within the model's bound, and the same for twice the rows: halos only.
+#[test]
+fn strided_levels_exchange_halos() {
+    let config = UNetConfig { stride: PerDim::All(2), upsampling: Upsampling::Linear, ..images() };
+    let exchanged =
+        |rows: i64| received(&ModelConfig::new(config.clone()), &[("fields", vec![1, 2, rows, 18])], 2);
+    assert_eq!(exchanged(1024), exchanged(2048));
+    for rows in [509, 1024] {
+        let split = Split::new(4, &[(1, 1, 1), (rows, (rows + 3) / 4, 4), (18, 18, 1)], 2 * rows * 18);
+        let bound = config.traffic(&split).unwrap().forward * 4.0;
+        for (forward, _, both) in exchanged(rows) {
+            assert!(forward as f64 <= bound && both as f64 <= 3.0 * bound, "{forward} {both} {bound}");
+        }
+    }
+}
+
+/// ⌈n / stride⌉ after each convolution of the encoder, and the result against PyTorch's operators.
+#[test]
+fn strided_levels_are_pytorchs_operators() {
+    let config = UNetConfig {
+        kernel_size: PerDim::Each(vec![4, 3]),
+        stride: PerDim::All(2),
+        upsampling: Upsampling::Linear,
+        num_conv_blocks: 1,
+        feature_map_channels: vec![3, 4],
+        normalization: Normalization::None,
+        conv_activation: Activation::Identity,
+        ..images()
+    };
+    let mut params = ParamStore::new(Generator::new(1)).with_options(Kind::Double, Device::Cpu);
+    let model = UNet::new(&config, &mut params).unwrap();
+    let double = (Kind::Double, Device::Cpu);
+    let x = Generator::new(3).normal(&Window::whole(&[2, 2, 15, 18]), 0.0, 1.0, double).unwrap();
+    let value = |name: &str| &params.get(name).unwrap().tensor;
+    let convolve = |x: &Tensor, layer: &str, stride: i64| {
+        let [weight, bias] = ["weight", "bias"].map(|name| value(&format!("{layer}.conv2d.{name}")));
+        x.pad([1, 1, 1, 2], "constant", None).conv2d(weight, Some(bias), [stride; 2], [0, 0], [1, 1], 1)
+    };
+    let resize = |x: &Tensor, size: [i64; 2]| x.upsample_bilinear2d(size, false, None, None);
+    let skip = convolve(&x, "encoder.layers.0", 2);
+    assert_eq!(skip.size(), [2, 3, 8, 9]);
+    let below = convolve(&skip.max_pool2d([2, 2], [2, 2], [0, 0], [1, 1], false), "encoder.layers.2", 2);
+    assert_eq!(below.size(), [2, 4, 2, 2]);
+    let up = convolve(&resize(&below, [8, 9]), "decoder.layers.0", 1);
+    let y = convolve(&Tensor::cat(&[up, skip], 1), "decoder.layers.1", 1);
+    let want = convolve(&resize(&y, [15, 18]), "decoder.layers.2", 1);
+    let got = model.forward(&x, Mode::Eval).unwrap();
+    assert!((got - want).abs().max().double_value(&[]) < 1e-12);
+}
+
 #[rstest]
 fn super_resolution_with_even_kernels_is_the_dense_one_split(
     #[values(split(&[(2, 2)]), split(&[(3, 3)]), split(&[(2, 2), (2, 4)]))] axes: Vec<Axis>,
@@ -135,6 +215,17 @@ fn extents_that_do_not_fit_are_refused() {
     let error = model.forward(&x.get(0), Mode::Eval).unwrap_err().to_string();
     assert!(error.ends_with("expected [batch, 2, height, width]"), "{error}");
     UNetConfig { padding: UNetPadding::SAME, ..config }.check_extents(&[12, 8]).unwrap();
+
+    let strided = UNetConfig { stride: PerDim::All(2), ..images() };
+    let error = strided.check_extents(&[16, 8]).unwrap_err().to_string();
+    assert!(error.contains("transposed convolutions need 1; --set 'model.upsampling=\"linear\"'"), "{error}");
+    let strided = UNetConfig { upsampling: Upsampling::Linear, ..strided };
+    strided.check_extents(&[5, 7]).unwrap();
+    let error = strided.check_extents(&[4, 7]).unwrap_err().to_string();
+    assert!(error.contains("extents of which 2 levels leave a point, each divided by 4; --set"), "{error}");
+    let fine = UNetConfig { stride: PerDim::All(1), ..strided };
+    fine.check_extents(&[3, 2]).unwrap();
+    assert!(fine.check_extents(&[1, 2]).unwrap_err().to_string().contains("extents of at least 2"));
 
     let fields = FieldSpec {
         source: "f.h5".into(),

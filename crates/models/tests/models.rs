@@ -89,7 +89,8 @@ fn group_norm(args: NormalizationArgs) -> UNetConfig {
 #[case(UNetConfig { stride: PerDim::All(0), ..unet() }, "stride is 0, expected 1 to 2147483647")]
 #[case(
     UNetConfig { stride: PerDim::Each(vec![1, 3, 1]), padding: UNetPadding::SAME, ..unet() },
-    "stride is [1, 3, 1], but padding = \"same\" needs 1; --set model.stride=1"
+    "stride is [1, 3, 1], but with padding = \"same\" transposed convolutions need 1; --set \
+     'model.upsampling=\"linear\"' or --set model.stride=1"
 )]
 #[case(UNetConfig { num_conv_blocks: 3, ..unet() }, "num_conv_blocks is 3, expected 1 or 2")]
 #[case(UNetConfig { pool_size: 3, ..unet() }, "pool_size is 3, transposed convolutions need 2")]
@@ -439,7 +440,7 @@ fn inputs_of_another_shape_are_refused() {
     }
     let model = UNet::new(&unet(), &mut store()).unwrap();
     let error = model.forward(&random(&[1, 2, 4, 3, 4], Kind::Float), Mode::Eval).unwrap_err().to_string();
-    let want = "expected [batch, 2, depth, height, width], these extents divisible by 2";
+    let want = "expected [batch, 2, depth, height, width] with extents divisible by 2";
     assert_eq!(error, format!("unet: input has shape [1, 2, 4, 3, 4], {want}"));
     let config = FullyConnectedConfig { in_features: 3, ..Default::default() };
     let model = FullyConnected::new(&config, &mut store()).unwrap();

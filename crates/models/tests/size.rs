@@ -294,5 +294,5 @@ fn fields_are_compared_with_the_configuration_alone() {
     unet.check_extents(&[64, 32]).unwrap();
     let error = unet.check_extents(&[64, 36]).unwrap_err().to_string();
     let mend = "--set model.model_depth=3 --set 'model.feature_map_channels=[64, 64, 128, 128, 256, 256]'";
-    assert!(error.contains("expected multiples of 16") && error.ends_with(mend), "{error}");
+    assert!(error.contains("expected extents divisible by 16") && error.ends_with(mend), "{error}");
 }

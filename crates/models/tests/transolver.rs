@@ -1,19 +1,16 @@
 //! Transolver, FLARE and GeoTransolver: points split over ranks against one rank, what ranks exchange, and what is refused.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::time::Duration;
-
 use isobar_array::{Generator, Window};
-use isobar_collectives::trace::CommTrace;
-use isobar_mesh::DeviceMesh;
 use isobar_models::{
     Activation, Architecture, Batch, FieldSpec, Flare, FlareConfig, GeoAttention, GeoTransolver,
     GeoTransolverConfig, Mode, ModelConfig, StateMixing, Streams, Transolver, TransolverConfig,
 };
-use isobar_shard::{MeshParams, ParamCount, ParamStore, Placement, ShardTensor};
+use isobar_shard::{ParamCount, ParamStore};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
+use crate::common::received;
 use crate::common::twin::{Axis, Twin, split};
 
 fn transolver(functional_dim: usize, out_dim: usize) -> TransolverConfig {
@@ -301,30 +298,6 @@ fn losses_in_single_precision() {
     let twin =
         Twin::new(ModelConfig::new(config), &[("fields", vec![2, 2, 9, 7])], &[("fields", vec![2, 1, 9, 7])]);
     twin.check_losses(&split(&[(3, 2)]));
-}
-
-/// Bytes that a rank receives in forward, the exchanges in it, and bytes in forward and backward, with gradients of parameters left
-/// pending.
-fn received(config: &ModelConfig, arrays: &[(&'static str, Vec<i64>)], dim: usize) -> Vec<(u64, usize, u64)> {
-    let (config, arrays) = (config.clone(), arrays.to_vec());
-    isobar_collectives::threads::run(4, Duration::from_secs(120), move |group| {
-        let mesh = DeviceMesh::new(&group, &[4], &["domain"]).unwrap();
-        let mut store = ParamStore::new(Generator::new(1));
-        let model = config.build(&mut MeshParams::new(&mut store, &mesh).pending()).unwrap();
-        let mut batch = Batch::default();
-        for (name, shape) in &arrays {
-            let values =
-                Generator::new(2).normal(&Window::whole(shape), 0.0, 1.0, (Kind::Float, Device::Cpu));
-            let array = ShardTensor::distribute(&values.unwrap(), &mesh, &[Placement::Shard(dim)]).unwrap();
-            batch = batch.with(name, array);
-        }
-        let trace = CommTrace::start(&group);
-        let y = model.forward(&batch, Mode::Eval).unwrap().take("fields").unwrap();
-        let (forward, events) = (trace.received(), trace.record().len());
-        y.sum().unwrap().backward().unwrap();
-        trace.stop();
-        (forward, events, trace.received())
-    })
 }
 
 /// Bytes of sums of so many elements that each rank receives from three others, in each of two blocks.

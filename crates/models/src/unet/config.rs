@@ -32,7 +32,9 @@ pub struct UNetConfig {
     /// Extent of the convolutions' kernels: a number for all spatial dims, or a list of one for each.
     #[serde(default = "kernel_size")]
     pub kernel_size: PerDim,
-    /// Stride of the convolutions, given as `kernel_size`. With several levels it is 1, except for very small fields.
+    /// Stride of the convolutions, given as `kernel_size`. With `padding = "same"` it is that of the encoder's convolutions;
+    /// `upsampling` must interpolate then, and the output has the extents of the input. With other paddings and several levels it is
+    /// 1, except for very small fields.
     #[serde(default = "stride")]
     pub stride: PerDim,
     /// Number of levels.
@@ -55,8 +57,8 @@ pub struct UNetConfig {
     #[schemars(with = "Option<Activation>")]
     pub conv_transpose_activation: Activation,
     /// Padding of the convolutions, given as `kernel_size`. Half of an odd kernel, rounded down, keeps the extents;
-    /// `"same"` keeps them for even kernels too. Any other padding needs a single level and changes the extents of
-    /// the output.
+    /// `"same"` keeps them for even kernels too, and divides them by the stride, rounded up. Any other padding needs a
+    /// single level and changes the extents of the output.
     #[serde(default = "padding")]
     pub padding: UNetPadding,
     /// Values of the padding. Transposed convolutions always pad with zeros.
@@ -93,7 +95,8 @@ pub struct UNetConfig {
     /// PhysicsNeMo has it on.
     #[serde(default)]
     pub gradient_checkpointing: bool,
-    /// Upsampling from a level to the one above.
+    /// Upsampling from a level to the one above. Interpolations accept any extents, transposed convolutions those that
+    /// `pool_size` divides at each level.
     #[serde(default)]
     pub upsampling: Upsampling,
 }
@@ -165,7 +168,7 @@ pub enum Upsampling {
     /// A transposed convolution of kernel 3 and stride 2, as in PhysicsNeMo.
     #[default]
     Transposed,
-    /// Every element `pool_size` times along each dim, and a convolution.
+    /// The nearest element, which is each `pool_size` times along each dim, and a convolution.
     Nearest,
     /// Linear interpolation between the elements' centres, and a convolution.
     Linear,
@@ -226,16 +229,15 @@ impl UNetConfig {
                 )
             });
         }
-        let divides =
-            |factor: usize| extents.iter().all(|&extent| extent > 0 && extent.is_multiple_of(factor));
-        let (depth, pool, factor) = (self.model_depth, self.pool_size, plan.factor);
-        check.ensure(divides(factor as usize), || {
-            let fits = (1..depth).rev().find(|&less| divides(pool.pow(less as u32 - 1))).unwrap_or(1);
+        let (depth, pool, grid) = (self.model_depth, self.pool_size, &plan.grid);
+        check.ensure(grid.accepts(&points, depth), || {
+            let fits = (1..depth).rev().find(|&less| grid.accepts(&points, less)).unwrap_or(1);
             let channels = &self.feature_map_channels[..fits * self.num_conv_blocks];
             format!(
-                "model_depth {depth} pools fields of {extents:?} {} times by pool_size {pool}, expected multiples of {factor}; \
+                "model_depth {depth} pools fields of {extents:?} {} times by pool_size {pool}, expected {}; \
                  --set model.model_depth={fits} --set 'model.feature_map_channels={channels:?}'",
-                depth - 1
+                depth - 1,
+                grid.expected(plan.factor)
             )
         })
     }

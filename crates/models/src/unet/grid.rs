@@ -12,7 +12,7 @@ use crate::layers::PerDim;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected \"same\", a number, or a list of one for each dim")]
 pub enum UNetPadding {
-    /// As many as keep the extents, with a stride of 1.
+    /// As many as keep the extents.
     Keyword(UNetPaddingKeyword),
     /// On both sides.
     Elements(PerDim),
@@ -22,7 +22,8 @@ pub enum UNetPadding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum UNetPaddingKeyword {
-    /// As many elements as keep the extents; of an odd number, the extra one comes at the end.
+    /// As many elements as keep the extents, or divide them by the stride, rounded up; of an odd number, the extra one comes at the
+    /// end.
     Same,
 }
 
@@ -35,6 +36,13 @@ impl From<PerDim> for UNetPadding {
     fn from(elements: PerDim) -> Self {
         Self::Elements(elements)
     }
+}
+
+/// Half of the network.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Side {
+    Encoder,
+    Decoder,
 }
 
 /// Extents of the convolutions, and of the levels.
@@ -74,8 +82,11 @@ impl Grid {
                 Some(padding?)
             }
             UNetPadding::Keyword(UNetPaddingKeyword::Same) => {
-                check.ensure(stride.iter().all(|&stride| stride == 1), || {
-                    format!("stride is {stride:?}, but padding = \"same\" needs 1; --set model.stride=1")
+                check.ensure(interpolates || stride.iter().all(|&stride| stride == 1), || {
+                    format!(
+                        "stride is {stride:?}, but with padding = \"same\" transposed convolutions need 1; \
+                         --set 'model.upsampling=\"linear\"' or --set model.stride=1"
+                    )
                 })?;
                 None
             }
@@ -91,17 +102,62 @@ impl Grid {
         })
     }
 
-    /// The convolutions.
-    pub(super) fn conv(&self, padding_mode: PadMode) -> Conv {
+    /// The convolutions of the encoder or of the decoder, which have no stride with "same" padding.
+    pub(super) fn conv(&self, padding_mode: PadMode, side: Side) -> Conv {
         let (padding, none) = match &self.padding {
             None => (Padding::Same, self.kernel.iter().all(|&kernel| kernel == 1)),
             Some(padding) => (Padding::Each(padding.clone()), padding.iter().all(|&elements| elements == 0)),
         };
         let padding_mode = if none { PadMode::Constant } else { padding_mode };
-        Conv { stride: self.stride.clone(), padding, padding_mode, ..Conv::default() }
+        match (side, &self.padding) {
+            (Side::Decoder, None) => Conv { padding, padding_mode, ..Conv::default() },
+            _ if self.pads_first(side) => Conv { stride: self.stride.clone(), ..Conv::default() },
+            _ => Conv { stride: self.stride.clone(), padding, padding_mode, ..Conv::default() },
+        }
     }
 
-    /// Returns whether convolutions keep the extents.
+    /// Returns whether the input is padded before a convolution: "same" padding of a convolution is for stride 1.
+    fn pads_first(&self, side: Side) -> bool {
+        matches!(side, Side::Encoder) && self.padding.is_none() && self.coarsening() > 1
+    }
+
+    /// Elements to add at both ends before a convolution, from the last dim backwards; `None` where the convolution pads.
+    pub(super) fn pairs_before(&self, side: Side) -> Option<Vec<i64>> {
+        let pairs = || self.kernel.iter().rev().flat_map(|kernel| [(kernel - 1) / 2, kernel / 2]).collect();
+        self.pads_first(side).then(pairs)
+    }
+
+    /// Factor by which the strides of a level divide its extents, along the dim where it is largest.
+    pub(super) fn coarsening(&self) -> i64 {
+        let stride = self.stride.iter().max().copied().unwrap_or(1);
+        stride.saturating_pow(self.blocks as u32)
+    }
+
+    /// Returns whether upsampling brings each level to the extents of its skip connection, and the output to those of the input.
+    pub(super) fn resizes(&self) -> bool {
+        self.interpolates && self.keeps_extents()
+    }
+
+    /// Returns whether so many levels accept fields of these extents, where the output [keeps](Self::keeps_extents) them.
+    pub(super) fn accepts(&self, extents: &[i64], levels: usize) -> bool {
+        if !self.resizes() {
+            let factor = self.pool.saturating_pow(levels.saturating_sub(1) as u32);
+            return extents.iter().all(|&extent| extent > 0 && extent % factor == 0);
+        }
+        extents.iter().zip(&self.stride).all(|(&extent, &stride)| {
+            let mut extent = extent;
+            for level in 0..levels {
+                extent /= if level > 0 { self.pool } else { 1 };
+                if extent < 1 {
+                    return false;
+                }
+                extent = (0..self.blocks).fold(extent, |extent, _| (extent - 1) / stride + 1);
+            }
+            true
+        })
+    }
+
+    /// Returns whether the output has the extents of the input.
     pub(super) fn keeps_extents(&self) -> bool {
         let Some(padding) = &self.padding else { return true };
         let keeps =
@@ -138,6 +194,17 @@ impl Grid {
             extent = self.convolved(dim, extent, self.blocks)?;
         }
         self.convolved(dim, extent, 1)
+    }
+
+    /// The extents that it expects, in words, where the output keeps them.
+    pub(super) fn expected(&self, factor: i64) -> String {
+        match (self.resizes(), self.coarsening()) {
+            (true, 1) => format!("extents of at least {factor}"),
+            (true, strides) => {
+                format!("extents of which {} levels leave a point, each divided by {strides}", self.levels)
+            }
+            (false, _) => format!("extents divisible by {factor}"),
+        }
     }
 
     /// Extent after so many convolutions.

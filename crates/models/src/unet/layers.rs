@@ -1,15 +1,18 @@
 //! Layers of a level of the U-Net.
 
-use isobar_array::{Array, Conv, Interpolation, Padding, Resize, Unary};
+use isobar_array::{Array, Conv, Interpolation, PadMode, Padding, Resize, Unary};
 use isobar_nn::{BatchNorm, ConvNd, ConvTransposeNd, Functional, GroupNorm, LayerNorm, Mode};
 use isobar_shard::{Params, Scope};
 
 use super::config::{GroupNorm as GroupNormPlan, Normalization, Plan, UNetConfig};
+use super::grid::Side;
 use crate::error::Result;
 
 /// A convolution, a normalisation, an activation.
 #[derive(Debug)]
 pub(super) struct Block<A> {
+    /// Padding before the convolution, if it does not pad itself.
+    pad: Option<(Vec<i64>, PadMode)>,
     conv: ConvNd<A>,
     norm: Norm<A>,
     activation: Option<Functional>,
@@ -28,11 +31,11 @@ impl<A: Array> Block<A> {
     /// From and to so many channels.
     pub(super) fn new(
         config: &UNetConfig,
-        plan: &Plan,
+        (plan, side): (&Plan, Side),
         channels: [i64; 2],
         params: &mut Scope<'_, A>,
     ) -> Result<Self> {
-        let conv = block_conv(plan, channels, params)?;
+        let conv = block_conv(plan, side, channels, params)?;
         let mut norm_params = params.scope("norm");
         let norm = match config.normalization {
             Normalization::GroupNorm => {
@@ -46,16 +49,21 @@ impl<A: Array> Block<A> {
             Normalization::LayerNorm => Norm::Layer(LayerNorm::new(&channels[1..], &mut norm_params)?),
             Normalization::None => Norm::None,
         };
-        Ok(Self { conv, norm, activation: Some(plan.activation) })
+        let pad = plan.grid.pairs_before(side).map(|pairs| (pairs, plan.padding_mode));
+        Ok(Self { pad, conv, norm, activation: Some(plan.activation) })
     }
 
-    /// A convolution alone.
+    /// A convolution of the decoder alone.
     pub(super) fn plain(plan: &Plan, channels: [i64; 2], params: &mut Scope<'_, A>) -> Result<Self> {
-        Ok(Self { conv: block_conv(plan, channels, params)?, norm: Norm::None, activation: None })
+        let conv = block_conv(plan, Side::Decoder, channels, params)?;
+        Ok(Self { pad: None, conv, norm: Norm::None, activation: None })
     }
 
     pub(super) fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
-        let x = self.conv.forward(x)?;
+        let x = match &self.pad {
+            Some((pairs, padding)) => self.conv.forward(&x.pad_mode(pairs, *padding, 0.0)?)?,
+            None => self.conv.forward(x)?,
+        };
         let x = match &self.norm {
             Norm::Group(norm) => norm.forward(&x)?,
             Norm::Batch(norm) => norm.forward(&x, mode)?,
@@ -66,7 +74,7 @@ impl<A: Array> Block<A> {
     }
 }
 
-/// From a level to the one above, to `scale` times the extents.
+/// From a level to the one above.
 #[derive(Debug)]
 pub(super) struct Upsample<A> {
     conv: UpsampleMode<A>,
@@ -76,7 +84,12 @@ pub(super) struct Upsample<A> {
 #[derive(Debug)]
 enum UpsampleMode<A> {
     Transposed(ConvTransposeNd<A>),
-    Interpolated { mode: Interpolation, scale: f64, conv: ConvNd<A> },
+    /// To `scale` times the extents, or to given ones without a scale.
+    Interpolated {
+        mode: Interpolation,
+        scale: Option<f64>,
+        conv: ConvNd<A>,
+    },
 }
 
 impl<A: Array> Upsample<A> {
@@ -90,8 +103,8 @@ impl<A: Array> Upsample<A> {
         let conv = match config.upsampling.interpolation() {
             Some(mode) => UpsampleMode::Interpolated {
                 mode,
-                scale: plan.pool as f64,
-                conv: block_conv(plan, both, params)?,
+                scale: (!plan.grid.resizes()).then_some(plan.pool as f64),
+                conv: block_conv(plan, Side::Decoder, both, params)?,
             },
             None => {
                 let conv = Conv { stride: vec![2], padding: Padding::Each(vec![1]), ..Conv::default() };
@@ -108,11 +121,16 @@ impl<A: Array> Upsample<A> {
         Ok(Self { conv, activation: plan.up_activation })
     }
 
-    pub(super) fn forward(&self, x: &A) -> Result<A> {
+    /// Upsamples `x`, where it interpolates to the extents of `skip`.
+    pub(super) fn forward(&self, x: &A, skip: &A) -> Result<A> {
         let x = match &self.conv {
             UpsampleMode::Transposed(conv) => conv.forward(x)?,
             UpsampleMode::Interpolated { mode, scale, conv } => {
-                conv.forward(&x.interpolate(&Resize::Scale(vec![*scale]), *mode, false)?)?
+                let size = scale.map_or_else(
+                    || Resize::Size(skip.shape()[2..].to_vec()),
+                    |scale| Resize::Scale(vec![scale]),
+                );
+                conv.forward(&x.interpolate(&size, *mode, false)?)?
             }
         };
         Ok(self.activation.forward(&x)?)
@@ -166,7 +184,12 @@ impl<A: Array> Point<A> {
 }
 
 /// One of the blocks' convolutions.
-fn block_conv<A: Array>(plan: &Plan, channels: [i64; 2], params: &mut Scope<'_, A>) -> Result<ConvNd<A>> {
+fn block_conv<A: Array>(
+    plan: &Plan,
+    side: Side,
+    channels: [i64; 2],
+    params: &mut Scope<'_, A>,
+) -> Result<ConvNd<A>> {
     let mut params = params.scope(&format!("conv{}d", plan.spatial));
-    Ok(ConvNd::new(channels, &plan.grid.kernel, plan.grid.conv(plan.padding_mode), &mut params)?)
+    Ok(ConvNd::new(channels, &plan.grid.kernel, plan.grid.conv(plan.padding_mode, side), &mut params)?)
 }

@@ -1,11 +1,11 @@
 //! The U-Net.
 
-use isobar_array::{Array, Pool};
+use isobar_array::{Array, Interpolation, Pool, Resize};
 use isobar_nn::Mode;
 use isobar_shard::Params;
 use tch::Tensor;
 
-use super::grid::Grid;
+use super::grid::{Grid, Side};
 use super::layers::{Block, Gate, Upsample};
 use super::{MODEL, Pooling, UNetConfig};
 use crate::batch::Batch;
@@ -35,9 +35,11 @@ use crate::model::Model;
 /// Its last norm is over a single channel, as PhysicsNeMo has it: so ψ is the sigmoid of that norm's bias
 /// everywhere, and the weights inside have no effect.
 ///
-/// Group norm is over channels and space of each sample, batch norm over batch and space. Extents must be
-/// divisible by `pool_size` to the power of L − 1. With strides, or padding that changes the extents, up(d) must have
-/// the extents of sₗ at every level. Weights start as PyTorch's.
+/// Group norm is over channels and space of each sample, batch norm over batch and space. With transposed
+/// convolutions, extents must be divisible by `pool_size` to the power of L − 1. An interpolation up(d) brings any
+/// extents back to those of sₗ, and with strides and `"same"` padding the last d to those of x; then only the encoder
+/// has the strides. With other paddings that change the extents, up(d) must have the extents of sₗ at every level.
+/// Weights start as PyTorch's.
 ///
 /// State dict, in `dimension` 3 (in 2 with `conv2d`): `encoder.layers.{j}` and `decoder.layers.{j}`, j
 /// counting blocks, poolings and upsamplings, with `conv3d.{weight,bias}` and `norm.{weight,bias}` (of group
@@ -71,6 +73,8 @@ pub struct UNet<A = Tensor> {
     up: Vec<(Upsample<A>, Blocks<A>)>,
     /// As many as `up`, or none.
     gates: Vec<Gate<A>>,
+    /// Interpolation of the features that the last convolution gets to the extents of the input.
+    resize: Option<Interpolation>,
     last: Block<A>,
 }
 
@@ -100,7 +104,8 @@ impl<A: Array> UNet<A> {
             for (i, &next) in channels.iter().enumerate() {
                 // The poolings have numbers too.
                 let name = format!("encoder.layers.{}", level * (count + 1) + i);
-                let block = Block::new(config, &plan, [features, next], &mut params.scope(&name))?;
+                let block =
+                    Block::new(config, (&plan, Side::Encoder), [features, next], &mut params.scope(&name))?;
                 blocks.push(Recompute::new(&name, block, config.gradient_checkpointing));
                 features = next;
             }
@@ -114,7 +119,8 @@ impl<A: Array> UNet<A> {
             let mut blocks = Vec::with_capacity(count);
             for (i, &next) in channels.iter().rev().enumerate() {
                 let name = name(i + 1);
-                let block = Block::new(config, &plan, [features, next], &mut params.scope(&name))?;
+                let block =
+                    Block::new(config, (&plan, Side::Decoder), [features, next], &mut params.scope(&name))?;
                 blocks.push(Recompute::new(&name, block, config.gradient_checkpointing));
                 features = next;
             }
@@ -131,7 +137,8 @@ impl<A: Array> UNet<A> {
         }
         let pool = Pool::new(&[plan.pool]);
         let (inputs, spatial, factor, grid) = (plan.inputs, plan.spatial, plan.factor, plan.grid);
-        Ok(Self { inputs, spatial, factor, grid, pooling: config.pooling_type, pool, down, up, gates, last })
+        let (pooling, resize) = (config.pooling_type, config.upsampling.interpolation());
+        Ok(Self { inputs, spatial, factor, grid, pooling, pool, down, up, gates, resize, last })
     }
 
     /// The fields `[batch, out_channels, extent…]` for `x` `[batch, in_channels, extent…]`.
@@ -141,6 +148,7 @@ impl<A: Array> UNet<A> {
     /// `x` has another shape, or an operator fails.
     pub fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
         self.check(x)?;
+        let extents = x.shape()[2..].to_vec();
         let mut x = x.shallow_clone();
         let mut skips = Vec::with_capacity(self.up.len());
         for (level, blocks) in self.down.iter().enumerate() {
@@ -155,12 +163,15 @@ impl<A: Array> UNet<A> {
             x = through(blocks, &[&x], mode)?;
         }
         for (level, ((upsample, blocks), skip)) in self.up.iter().zip(skips.into_iter().rev()).enumerate() {
-            let below = upsample.forward(&x)?;
+            let below = upsample.forward(&x, &skip)?;
             let skip = match self.gates.get(level) {
                 Some(gate) => gate.forward(&below, &skip)?,
                 None => skip,
             };
             x = through(blocks, &[&below, &skip], mode)?;
+        }
+        if let Some(mode) = self.resize.filter(|_| self.grid.resizes() && x.shape()[2..] != extents[..]) {
+            x = x.interpolate(&Resize::Size(extents), mode, false)?;
         }
         self.last.forward(&x, mode)
     }
@@ -178,10 +189,10 @@ impl<A: Array> UNet<A> {
                 Err(Error::Input { model: MODEL, got: shape, want })
             });
         }
-        if fits && shape[2..].iter().all(|&extent| extent > 0 && extent % self.factor == 0) {
+        if fits && self.grid.accepts(&shape[2..], self.down.len()) {
             return Ok(());
         }
-        let want = format!("[batch, {}, {extents}], these extents divisible by {}", self.inputs, self.factor);
+        let want = format!("[batch, {}, {extents}] with {}", self.inputs, self.grid.expected(self.factor));
         Err(Error::Input { model: MODEL, got: shape, want })
     }
 }

@@ -3,8 +3,14 @@
 
 pub(crate) mod twin;
 
+use std::time::Duration;
+
 use isobar_array::{Generator, Window};
-use isobar_shard::ParamStore;
+use isobar_collectives::threads;
+use isobar_collectives::trace::CommTrace;
+use isobar_mesh::DeviceMesh;
+use isobar_models::{Batch, Mode, ModelConfig};
+use isobar_shard::{MeshParams, ParamStore, Placement, ShardTensor};
 use tch::{Device, Kind, Tensor};
 
 /// Moves every parameter up or down by one unit in the last place.
@@ -37,4 +43,32 @@ pub(crate) fn perturb(store: &ParamStore, seed: u64) {
 pub(crate) fn cut(whole: &Tensor, start: &[i64], extents: &[i64]) -> Tensor {
     let dims = start.iter().zip(extents).enumerate();
     dims.fold(whole.shallow_clone(), |x, (dim, (&start, &extent))| x.narrow(dim as i64, start, extent))
+}
+
+/// Bytes that a rank of four receives in forward, the exchanges in it, and bytes in forward and backward, with gradients of parameters left
+/// pending.
+pub(crate) fn received(
+    config: &ModelConfig,
+    arrays: &[(&'static str, Vec<i64>)],
+    dim: usize,
+) -> Vec<(u64, usize, u64)> {
+    let (config, arrays) = (config.clone(), arrays.to_vec());
+    threads::run(4, Duration::from_secs(120), move |group| {
+        let mesh = DeviceMesh::new(&group, &[4], &["domain"]).unwrap();
+        let mut store = ParamStore::new(Generator::new(1));
+        let model = config.build(&mut MeshParams::new(&mut store, &mesh).pending()).unwrap();
+        let mut batch = Batch::default();
+        for (name, shape) in &arrays {
+            let values =
+                Generator::new(2).normal(&Window::whole(shape), 0.0, 1.0, (Kind::Float, Device::Cpu));
+            let array = ShardTensor::distribute(&values.unwrap(), &mesh, &[Placement::Shard(dim)]).unwrap();
+            batch = batch.with(name, array);
+        }
+        let trace = CommTrace::start(&group);
+        let y = model.forward(&batch, Mode::Eval).unwrap().take("fields").unwrap();
+        let (forward, events) = (trace.received(), trace.record().len());
+        y.sum().unwrap().backward().unwrap();
+        trace.stop();
+        (forward, events, trace.received())
+    })
 }
