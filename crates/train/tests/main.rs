@@ -6,6 +6,7 @@ mod change;
 mod common;
 mod conditions;
 mod data_parallel;
+mod exported;
 mod fit;
 mod fully_sharded;
 mod gradients;

@@ -12,7 +12,7 @@ pub(super) struct Member {
     pub(super) name: String,
     /// Number among the parameters of the model.
     pub(super) index: usize,
-    /// The whole of it, a leaf that the model uses: its memory comes and goes.
+    /// The whole of it, a leaf that the model uses: its memory comes and goes, unless it has no dims.
     pub(super) whole: Tensor,
     /// This rank's part, a leaf that the optimizer steps.
     pub(super) part: Tensor,
