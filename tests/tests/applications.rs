@@ -100,6 +100,7 @@ fn write_surface(path: &Path, car: usize) {
             variables: variables.iter().map(|variable| variable.name.clone()).collect(),
             samples: 1,
             times: Vec::new(),
+            sample_times: Vec::new(),
             attributes: Vec::new(),
             missing: false,
         },

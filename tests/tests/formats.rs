@@ -252,37 +252,59 @@ fn zarr_is_converted_to_and_from() {
     assert_eq!(names, [".c.zarr.partial", "a.zarr", "b.nc", "run", "run.toml", "store"]);
 }
 
-/// A conversion to Zarr that was killed goes on where it was, unless it is another one: each chunk is written once.
-#[rstest]
-#[case::the_same(&["--chunk", "time=1"], true)]
-#[case::another(&["--chunk", "time=2"], false)]
-fn a_killed_conversion_goes_on(#[case] again: &[&str], #[case] resumes: bool) {
-    let folder = tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
-    let (frames, points) = (6000, 6);
-    let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({frames}, {points}), }}");
+/// Writes a NumPy array of sines.
+fn sines(path: &Path, shape: &[usize]) -> Vec<f32> {
+    let values: Vec<f32> = (0..shape.iter().product()).map(|at: usize| (at as f32).sin()).collect();
+    let extents: String = shape.iter().map(|extent| format!("{extent}, ")).collect();
+    let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({extents}), }}");
     let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
     bytes.extend(u16::try_from(header.len()).unwrap().to_le_bytes());
     bytes.extend(header.bytes());
-    bytes.extend((0..frames * points).flat_map(|at| (at as f32).sin().to_le_bytes()));
-    fs::write(path("u.npy"), bytes).unwrap();
-    let (source, target) = (path("u.npy").display().to_string(), path("u.zarr").display().to_string());
-    let arguments = |chunk: &[&str]| -> Vec<String> {
-        let common = ["data", "convert", &source, &target, "--set", "data.npy.axes=[\"time\", \"x\"]"];
-        common.iter().chain(chunk).map(|&word| word.to_owned()).collect()
+    bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+    fs::write(path, bytes).unwrap();
+    values
+}
+
+/// A conversion that was killed goes on where it was, unless it is another one: each chunk of Zarr is written once, and other formats are
+/// written from the log of the values.
+#[rstest]
+#[case::zarr("u.zarr", &["--chunk", "time=1"], &["--chunk", "time=1"], true)]
+#[case::another_zarr("u.zarr", &["--chunk", "time=1"], &["--chunk", "time=2"], false)]
+#[case::hdf5("u.h5", &[], &[], true)]
+#[case::another_hdf5("u.h5", &[], &["--deflate", "1"], false)]
+#[case::netcdf("u.nc", &["--chunk", "time=2", "--deflate", "1"], &["--chunk", "time=2", "--deflate", "1"], true)]
+#[case::npy("u", &["--format", "npy"], &["--format", "npy"], true)]
+#[case::the_well("u.hdf5", &["--format", "the_well"], &["--format", "the_well"], true)]
+fn a_killed_conversion_goes_on(
+    #[case] name: &str,
+    #[case] once: &[&str],
+    #[case] again: &[&str],
+    #[case] resumes: bool,
+) {
+    let folder = tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    // Each sample is a block of the log; a chunk of Zarr takes longer.
+    let shape = [if name == "u.zarr" { 2000 } else { 20_000 }, 3, 6];
+    let values = sines(&path("u.npy"), &shape);
+    let (source, target) = (path("u.npy").display().to_string(), path(name).display().to_string());
+    let arguments = |own: &[&str]| -> Vec<String> {
+        let axes = "data.npy.axes=[\"sample\", \"time\", \"x\"]";
+        let common = ["data", "convert", &source, &target, "--set", axes];
+        common.iter().chain(own).map(|&word| word.to_owned()).collect()
     };
     let mut child = Command::new(ISOBAR);
-    let _ = child.args(arguments(&["--chunk", "time=1"])).stdout(Stdio::null()).stderr(Stdio::null());
+    let _ = child.args(arguments(once)).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = child.spawn().unwrap();
-    let first = path(".u.zarr.partial/u/c/0/9/0");
+    let (chunk, log) = (path(".u.zarr.partial/u/c/9/0/0"), path(&format!(".{name}.partial/values")));
+    let has_begun = || chunk.exists() || fs::metadata(&log).is_ok_and(|log| log.len() > 1000);
     let began = Instant::now();
-    while !first.exists() {
+    while !has_begun() {
         assert!(began.elapsed() < Duration::from_secs(60) && child.try_wait().unwrap().is_none());
         thread::sleep(Duration::from_micros(200));
     }
     child.kill().unwrap();
     let _ = child.wait().unwrap();
-    assert!(!path("u.zarr").exists());
+    assert!(!path(name).exists());
     let outcome = Launch::plain(1, ISOBAR).current_dir(workspace()).args(arguments(again)).run().unwrap();
     let outcome = outcome.expect_success();
     assert_eq!(
@@ -293,14 +315,30 @@ fn a_killed_conversion_goes_on(#[case] again: &[&str], #[case] resumes: bool) {
     let mut names: Vec<_> =
         fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
-    assert_eq!(names, ["u.npy", "u.zarr"]);
-    assert!(!path("u.zarr/isobar-plan").exists());
-    let config = DataConfig { path: path("u.zarr").into(), format: "zarr".into(), ..DataConfig::default() };
+    let mut expected = [name, "u.npy"];
+    expected.sort_unstable();
+    assert_eq!(names, expected);
+    assert!(!path(name).join("isobar-plan").exists());
+    if name == "u" {
+        let written = fs::read(path("u/u.npy")).unwrap();
+        let expected: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        assert!(written.ends_with(&expected));
+        return;
+    }
+    let format = match name {
+        "u.zarr" => "zarr",
+        "u.nc" => "netcdf",
+        "u.hdf5" => "the_well",
+        _ => "hdf5",
+    };
+    let fields = vec!["u".to_owned()];
+    let config =
+        DataConfig { path: path(name).into(), format: format.into(), fields, ..DataConfig::default() };
     let data = config.open_all().unwrap();
-    let window = Window { frames: 0..frames, points: std::iter::once(0..points).collect() };
-    let values = data.read(&window, &[0], &["u"]).unwrap().flatten(0, -1);
-    let expected: Vec<f32> = (0..frames * points).map(|at| (at as f32).sin()).collect();
-    assert_eq!(Vec::<f32>::try_from(values).unwrap(), expected);
+    let window = Window { frames: 0..shape[1], points: std::iter::once(0..shape[2]).collect() };
+    let samples: Vec<usize> = (0..shape[0]).collect();
+    let read = data.read(&window, &samples, &["u"]).unwrap().flatten(0, -1);
+    assert_eq!(Vec::<f32>::try_from(read).unwrap(), values);
 }
 
 /// `isobar data stats` of a run takes the samples that it trains on: by times, and all of a file if validation has its own.

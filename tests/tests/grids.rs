@@ -67,6 +67,7 @@ fn prediction(path: &Path) -> Box<dyn Dataset> {
         format: "hdf5".into(),
         inputs: vec!["height".to_owned()],
         targets: vec!["height".to_owned()],
+        scalars: vec!["time".to_owned()],
         ..DataConfig::default()
     };
     config.open().unwrap()
@@ -97,6 +98,21 @@ fn four_ranks_map_grids_as_one() {
     assert_eq!(first.dims()[0].coordinates, (0..16).map(f64::from).collect::<Vec<_>>());
     let read = |data: &dyn Dataset| data.read(&Window::still(&[0..16, 0..16]), &[0, 1], &["height"]).unwrap();
     assert!(read(&*first).allclose(&read(&*second), 1e-5, 1e-5, false));
+
+    // Samples 9 and 11 are the first and the last frame of a trajectory.
+    let written = |data: &dyn Dataset| data.read(&Window::still(&[0..1, 0..1]), &[0, 1], &["time"]).unwrap();
+    for data in [&first, &second] {
+        assert_eq!(Vec::<f32>::try_from(written(&**data).flatten(0, -1)).unwrap(), [0.0, 2.0]);
+    }
+
+    let run = folder.path().join("one/run");
+    let shown = isobar(&["data", "stats", &run.display().to_string()]);
+    assert!(shown.starts_with("inputs\n") && shown.contains("\ntargets\n"), "{shown}");
+    let stats: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(run.join("stats.json")).unwrap()).unwrap();
+    let count = |set: &serde_json::Value| set["channels"][0]["values"]["count"].as_u64();
+    assert_eq!(stats["samples"], serde_json::json!([0, 9]));
+    assert_eq!((count(&stats), count(&stats["targets"])), (Some(9 * 64), Some(9 * 256)));
 
     let shown = isobar(&["data", "inspect", &folder.path().join("one/run").display().to_string()]);
     assert!(shown.contains("of 8 x 8 points") && shown.contains("targets\n"), "{shown}");

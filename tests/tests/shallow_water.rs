@@ -46,6 +46,7 @@ pub(crate) fn write(path: &Path, frames: std::ops::Range<usize>, holes: bool) {
             variables: names.map(str::to_owned).to_vec(),
             samples: 1,
             times: frames.clone().map(|frame| 2.0 * frame as f64).collect(),
+            sample_times: Vec::new(),
             attributes: Vec::new(),
             missing: holes,
         },

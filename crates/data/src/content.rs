@@ -71,5 +71,5 @@ impl Storage {
 
 /// Name of the axis of samples.
 pub(crate) const SAMPLE: &str = "sample";
-/// Name of the axis of times.
+/// Name of the axis of times, and of the variable of the times of samples without frames.
 pub(crate) const TIME: &str = "time";

@@ -63,6 +63,11 @@ pub trait Dataset: Debug + Send + Sync {
         None
     }
 
+    /// Time of each sample, for samples without frames that have one, in the unit of [`Dataset::time_unit`].
+    fn sample_times(&self) -> Option<Vec<f64>> {
+        None
+    }
+
     /// Unit and calendar of the times, if the data store them.
     fn time_unit(&self) -> Option<&TimeUnit> {
         None
@@ -227,7 +232,8 @@ pub trait DatasetWriter {
         Err(Error::Invalid("this format takes complete frames, not windows of them".to_owned()))
     }
 
-    /// The unfinished file or folder, if other ranks may write into it: see [`WriterFormat::BY_RANK`](crate::WriterFormat::BY_RANK).
+    /// The unfinished file or folder, if other ranks may write into it, or a later process resumes it: see
+    /// [`WriterFormat::BY_RANK`](crate::WriterFormat::BY_RANK) and [`WriterFormat::resume`](crate::WriterFormat::resume).
     fn unfinished(&self) -> Option<&Path> {
         None
     }

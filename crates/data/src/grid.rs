@@ -81,6 +81,9 @@ pub struct PredictionMeta {
     pub samples: usize,
     /// Times of the frames of each trajectory; empty for samples without time.
     pub times: Vec<f64>,
+    /// Time of each sample, for samples without frames that have one, in any order; else empty. Formats write it as the variable `time`
+    /// of the axis of samples; The Well's schema and PDEBench's layout leave it out.
+    pub sample_times: Vec<f64>,
     /// Attributes of the file that say where its values come from.
     pub attributes: Vec<(String, String)>,
     /// True if NaN marks missing values; a NaN is an error otherwise.

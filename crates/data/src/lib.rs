@@ -50,6 +50,7 @@ pub mod generate;
 mod grid;
 mod hdf5;
 mod joined;
+mod logged;
 mod memory;
 mod pairs;
 mod parts;
@@ -62,6 +63,7 @@ mod stats;
 mod steps;
 mod stream;
 mod summary;
+mod unfinished;
 mod writers;
 
 pub use adapt::{Computed, Frames};

@@ -8,6 +8,7 @@ use isobar_registry::Named;
 
 use crate::content::Content;
 use crate::dataset::DatasetWriter;
+use crate::logged::LoggedWriter;
 use crate::{Error, Result};
 
 /// A format that data sets are written in, by `isobar data convert` and `isobar predict`.
@@ -63,7 +64,8 @@ pub trait WriterFormat: 'static {
     fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>>;
 
     /// Creates a file or folder that a later call with the same content and `plan` resumes if this process ends before it is
-    /// complete; [`is_written`](DatasetWriter::is_written) tells what is there. `None` of a format that always begins anew.
+    /// complete; [`is_written`](DatasetWriter::is_written) tells what is there. `None` of a format whose unfinished files cannot be
+    /// continued: [`WriterEntry::create_or_resume`] then logs the values.
     ///
     /// # Errors
     /// Those of [`WriterFormat::create`], and a folder that another process is writing.
@@ -163,10 +165,13 @@ impl WriterEntry {
         (self.create)(path, content)
     }
 
-    /// Creates a file or folder, or resumes the one that an interrupted process of the same plan left, if the format can.
+    /// Creates a file or folder, or resumes the one that an interrupted process of the same plan left.
+    ///
+    /// If the format cannot resume, the values are also written to a log next to the target, and a resumed writer is given them again, in
+    /// the same order. The log takes as much space as the values in float32 until the data set is complete.
     ///
     /// # Errors
-    /// Those of [`WriterFormat::resume`].
+    /// Those of [`WriterFormat::create`] and [`WriterFormat::resume`], and a log that cannot be read.
     pub fn create_or_resume(
         &self,
         path: &Path,
@@ -175,7 +180,7 @@ impl WriterEntry {
     ) -> Result<Box<dyn DatasetWriter>> {
         match (self.resume)(path, content, plan)? {
             Some(writer) => Ok(writer),
-            None => self.create(path, content),
+            None => Ok(Box::new(LoggedWriter::create_or_resume(&self.create, path, content, plan)?)),
         }
     }
 

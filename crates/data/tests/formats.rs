@@ -337,6 +337,7 @@ fn predictions_are_plain_hdf5_that_describes_itself() {
         variables: vec!["u".to_owned()],
         samples: 2,
         times: vec![6.0, 12.0, 18.0],
+        sample_times: Vec::new(),
         attributes: vec![("isobar_data".to_owned(), "classic.nc".to_owned())],
         missing: false,
     };
@@ -376,6 +377,7 @@ fn predictions_of_darcy_flow_are_in_its_layout() {
         variables: variables.iter().map(|&name| name.to_owned()).collect(),
         samples: 2,
         times: Vec::new(),
+        sample_times: Vec::new(),
         attributes: Vec::new(),
         missing: false,
     };

@@ -47,6 +47,7 @@ impl Series<'_> {
                 variables: vec![self.variable.to_owned()],
                 samples: self.samples,
                 times: self.times.to_vec(),
+                sample_times: Vec::new(),
                 attributes: Vec::new(),
                 missing: false,
             },

@@ -55,6 +55,7 @@ impl Part {
                 variables: vec!["h".to_owned()],
                 samples: self.samples.len(),
                 times: self.frames.clone().map(|frame| 6.0 * frame as f64 - self.shift).collect(),
+                sample_times: Vec::new(),
                 attributes: Vec::new(),
                 missing: false,
             },

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use hdf5_metno::types::VarLenUnicode;
 use isobar_data::{
     Content, DataConfig, DataVariable, Dataset, Dim, Part, PredictionMeta, Statistics, Storage, Summary,
     TimeUnit, Window, area_weights, merge_channels, summarize, writer, writers,
@@ -37,6 +38,7 @@ fn content(storage: Storage) -> Content {
             variables: vec!["h".to_owned(), "wind".to_owned()],
             samples: SAMPLES,
             times: vec![0.0, 6.0, 12.0],
+            sample_times: Vec::new(),
             attributes: vec![("origin".to_owned(), "a test".to_owned())],
             missing: false,
         },
@@ -372,5 +374,143 @@ fn without_a_value_there_are_no_statistics() {
         assert_eq!(data.statistics(&names, 0..2).unwrap()[0], portions[0][0]);
         let changes = [0..1, 1..2].map(|samples| data.change_statistics(&names, samples).unwrap());
         assert!(changes[0][0].is_some() && changes[1][0].is_none());
+    }
+}
+
+/// The bytes of a file, or of the files of a folder, by name.
+fn bytes(path: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let files = match path.is_dir() {
+        true => std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect(),
+        false => vec![path.to_owned()],
+    };
+    files.into_iter().map(|file| (file.file_name().unwrap().into(), std::fs::read(file).unwrap())).collect()
+}
+
+/// Writes the blocks that are not there, and returns how many there were; after `most` it ends as a process that is killed does.
+fn resume(format: &str, path: &Path, storage: &Storage, plan: &str, most: usize) -> usize {
+    let content = content(storage.clone());
+    let mut target = writer(Some(format), path).unwrap().create_or_resume(path, &content, plan).unwrap();
+    let (mut there, mut written) = (0, 0);
+    for sample in 0..SAMPLES {
+        for (name, channels) in [("h", 1), ("wind", 2)] {
+            for (first, frames) in [(0, 2), (2, 1)] {
+                if target.is_written(name, sample, first..first + frames) {
+                    there += 1;
+                    continue;
+                }
+                if written == most {
+                    return there;
+                }
+                let values = values(channels).get(sample as i64).narrow(0, first as i64, frames as i64);
+                target.write(name, sample, first, &values).unwrap();
+                written += 1;
+            }
+        }
+    }
+    target.finish().unwrap();
+    there
+}
+
+/// A file that was written by several processes has the bytes of one that was written at once, also if the log of the values is damaged.
+#[rstest]
+#[case::hdf5("hdf5", false)]
+#[case::packed_hdf5("hdf5", true)]
+#[case::netcdf("netcdf", false)]
+#[case::packed_netcdf("netcdf", true)]
+#[case::npy("npy", false)]
+#[case::the_well("the_well", false)]
+fn an_interrupted_writer_resumes(#[case] format: &str, #[case] is_packed: bool) {
+    let storage = if is_packed { chunked() } else { Storage::default() };
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let resume = |plan: &str, most| resume(format, &path("air"), &storage, plan, most);
+    assert_eq!(self::resume(format, &path("once"), &storage, "plan", usize::MAX), 0);
+    let log = path(".air.partial/values");
+    let change = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = std::fs::read(&log).unwrap();
+        change(&mut bytes);
+        std::fs::write(&log, bytes).unwrap();
+    };
+
+    assert_eq!(resume("plan", 3), 0);
+    // The third block is incomplete.
+    change(&|log| log.truncate(log.len() - 1));
+    assert_eq!(resume("plan", 2), 2);
+    // A value of the fourth block is another one.
+    change(&|log| *log.last_mut().unwrap() ^= 1);
+    assert_eq!(resume("plan", 4), 3);
+    // The log of another plan is not used, even if its folder were.
+    let old = std::fs::read(&log).unwrap();
+    assert_eq!(resume("another plan", 2), 0);
+    change(&|log| log.clone_from(&old));
+    assert_eq!(resume("another plan", 2), 0);
+    assert!(!path("air").exists());
+    assert_eq!(resume("another plan", usize::MAX), 2);
+    assert_eq!(
+        bytes(&path("air")).into_values().collect::<Vec<_>>(),
+        bytes(&path("once")).into_values().collect::<Vec<_>>()
+    );
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
+}
+
+/// Content that a format cannot hold is an error before a folder is made.
+#[test]
+fn content_that_a_format_cannot_hold_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("air");
+    let mut content = content(Storage::default());
+    content.variables[0].name = "latitude".to_owned();
+    for format in ["hdf5", "npy"] {
+        let error = writer(Some(format), &path).unwrap().create_or_resume(&path, &content, "plan").err();
+        assert!(error.unwrap().to_string().contains("cannot be the name"));
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+/// Samples without frames keep their times: a variable of the axis of samples, with unit and calendar.
+#[rstest]
+fn times_of_samples_are_written(#[values("hdf5", "netcdf", "npy", "zarr")] format: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("air");
+    let mut content = content(Storage::default());
+    content.meta.times.clear();
+    content.meta.sample_times = vec![12.0, 6.0];
+    let mut target = writer(Some(format), &path).unwrap().create(&path, &content).unwrap();
+    for sample in 0..SAMPLES {
+        for (name, channels) in [("h", 1), ("wind", 2)] {
+            let frame = values(channels).get(sample as i64).narrow(0, 0, 1);
+            target.write(name, sample, 0, &frame).unwrap();
+        }
+    }
+    target.finish().unwrap();
+
+    let mut table = serde_json::json!(
+        { "path": path, "format": format, "inputs": ["h"], "targets": ["wind"], "scalars": ["time"] }
+    );
+    if format == "npy" {
+        table["npy"] = serde_json::json!({ "variables": {
+            "h": { "path": "h", "axes": ["sample", "latitude", "longitude"] },
+            "wind": { "path": "wind", "axes": ["sample", "channel", "latitude", "longitude"] },
+            "time": { "path": "time", "axes": ["sample"], "unit": "hours since 2000-01-01" },
+        } });
+    }
+    let data = serde_json::from_value::<DataConfig>(table).unwrap().open().unwrap();
+    assert_eq!((data.samples(), data.times()), (SAMPLES, None));
+    let read = data.read(&Window::still(&[0..1, 0..1]), &[0, 1], &["time"]).unwrap();
+    assert_eq!(Vec::<f32>::try_from(read.flatten(0, -1)).unwrap(), [12.0, 6.0]);
+    let time = data.variables().iter().find(|variable| variable.name == "time").unwrap();
+    assert_eq!(time.unit.as_deref(), Some("hours since 2000-01-01"));
+    match format {
+        "zarr" => {
+            let text = |name: &str| std::fs::read_to_string(path.join(name)).unwrap();
+            assert!(text("time/zarr.json").contains("\"calendar\": \"noleap\""));
+            assert!(text("h/zarr.json").contains("\"coordinates\": \"time\""));
+        }
+        "npy" => (),
+        _ => {
+            let time = hdf5_metno::File::open(&path).unwrap().dataset("time").unwrap();
+            let calendar: VarLenUnicode = time.attr("calendar").unwrap().read_scalar().unwrap();
+            assert_eq!(calendar.as_str(), "noleap");
+        }
     }
 }

@@ -413,6 +413,7 @@ fn ranks_write_their_own_chunks() {
             variables: vec!["h".to_owned(), "wind".to_owned()],
             samples: 2,
             times: vec![0.0, 6.0, 12.0],
+            sample_times: Vec::new(),
             attributes: vec![("origin".to_owned(), "a test".to_owned())],
             missing: false,
         },

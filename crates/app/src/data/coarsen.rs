@@ -171,6 +171,7 @@ fn meta(
         variables: variables.iter().map(|variable| variable.name.clone()).collect(),
         samples,
         times: times.to_vec(),
+        sample_times: Vec::new(),
         attributes: vec![
             ("isobar_source".to_owned(), data.path().display().to_string()),
             ("isobar_factor".to_owned(), args.factor.to_string()),

@@ -79,6 +79,7 @@ fn convert(data: &dyn Dataset, config: &DataConfig, args: &ConvertArgs, storage:
         variables: names,
         samples: data.samples(),
         times: data.times().map(<[f64]>::to_vec).unwrap_or_default(),
+        sample_times: Vec::new(),
         attributes: vec![("isobar_source".to_owned(), data.path().display().to_string())],
         missing: false,
     };
@@ -97,15 +98,14 @@ fn convert(data: &dyn Dataset, config: &DataConfig, args: &ConvertArgs, storage:
         None => format.create(&args.target, &content),
     }
     .map_err(mended)?;
-    let keeps_parts = target.unfinished().is_some();
-    if keeps_parts && plan.is_none() {
+    if plan.is_none() {
         tracing::warn!(
             "this conversion cannot be resumed: {} has no dates of change, or too many files",
             data.path().display()
         );
     }
     let there = fill(&mut *target, data, &content).inspect_err(|_| {
-        if keeps_parts && plan.is_some() {
+        if plan.is_some() {
             tracing::warn!("the converted part is kept; the same command resumes");
         }
     })?;

@@ -1,11 +1,13 @@
 //! `isobar data stats`.
 
+use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
-use isobar_data::{Part, Statistics, Summary, area_weights, summarize};
-use serde_json::json;
+use isobar_data::{DataConfig, Dataset, Part, Statistics, Summary, area_weights, summarize};
+use serde_json::{Value, json};
 
 use super::bytes_bar;
 use super::open::DataArgs;
@@ -28,13 +30,44 @@ pub(crate) struct StatsArgs {
 /// Runs the command.
 pub(super) fn run(args: &StatsArgs) -> Result<Exit> {
     let (data, config, is_run) = args.data.open()?;
-    let Part { data, samples, .. } = match is_run && !args.all {
+    let Part { data, samples, target } = match is_run && !args.all {
         true => config.data.train_part()?,
-        false => Part { samples: 0..data.samples(), data: data.into(), target: None },
+        false => Part {
+            samples: 0..data.samples(),
+            data: data.into(),
+            target: config.data.open_all_targets()?.map(Arc::from),
+        },
     };
-    // Targets of another data set: `isobar data stats` of that.
-    let targets = if config.data.target.is_some() { &[] } else { &config.data.targets[..] };
-    let named = [&config.data.fields[..], &config.data.inputs, targets].concat();
+    if samples.is_empty() {
+        let text = format!("{} has no training samples; --all takes all", data.path().display());
+        return Err(Exit::Usage.because(text).into());
+    }
+    let DataConfig { fields, inputs, targets, .. } = &config.data;
+    let mut content = match &target {
+        None => measure(&*data, &[&fields[..], inputs, targets].concat(), &samples)?,
+        Some(target) => {
+            terminal::line("inputs");
+            let mut content = measure(&*data, inputs, &samples)?;
+            terminal::line("targets");
+            // Samples have the same numbers in both.
+            content["targets"] = measure(&**target, targets, &samples)?;
+            content
+        }
+    };
+    content["samples"] = json!([samples.start, samples.end]);
+    let folder = config.run.folder();
+    let beside = (is_run && folder.is_dir()).then(|| folder.join("stats.json"));
+    if let Some(output) = args.output.clone().or(beside) {
+        super::parent(&output)?;
+        isobar_files::write(&output, format!("{content:#}\n"))
+            .map_err(|error| Exit::Data.because(format!("cannot write {}: {error}", output.display())))?;
+        terminal::line(&format!("written to {}", output.display()));
+    }
+    Ok(Exit::Good)
+}
+
+/// Shows the statistics of the named variables of a data set, by default of all, and returns them.
+fn measure(data: &dyn Dataset, named: &[String], samples: &Range<usize>) -> Result<Value> {
     let mut names: Vec<&str> = Vec::new();
     let known = data.variables().iter().map(|variable| variable.name.as_str());
     for name in
@@ -44,12 +77,8 @@ pub(super) fn run(args: &StatsArgs) -> Result<Exit> {
             names.push(name);
         }
     }
-    if samples.is_empty() {
-        let text = format!("{} has no training samples; --all takes all", data.path().display());
-        return Err(Exit::Usage.because(text).into());
-    }
     let bar = bytes_bar()?;
-    let summaries = summarize(&*data, &names, samples.clone(), |read, all| {
+    let summaries = summarize(data, &names, samples.clone(), |read, all| {
         bar.set_length(all.max(read));
         bar.set_position(read);
     })?;
@@ -59,22 +88,12 @@ pub(super) fn run(args: &StatsArgs) -> Result<Exit> {
     if let Some(dim) = &latitudes {
         terminal::line(&format!("means and deviations are weighted by cell area along `{dim}`"));
     }
-    let folder = config.run.folder();
-    let beside = (is_run && folder.is_dir()).then(|| folder.join("stats.json"));
-    if let Some(output) = args.output.clone().or(beside) {
-        let content = json!({
-            "path": data.path(),
-            "samples": [samples.start, samples.end],
-            "times": data.times().map(|times| [times.first(), times.last()]),
-            "weights": latitudes.map(|dim| json!({ "area": dim })),
-            "channels": summaries,
-        });
-        super::parent(&output)?;
-        isobar_files::write(&output, format!("{content:#}\n"))
-            .map_err(|error| Exit::Data.because(format!("cannot write {}: {error}", output.display())))?;
-        terminal::line(&format!("written to {}", output.display()));
-    }
-    Ok(Exit::Good)
+    Ok(json!({
+        "path": data.path(),
+        "times": data.times().map(|times| [times.first(), times.last()]),
+        "weights": latitudes.map(|dim| json!({ "area": dim })),
+        "channels": summaries,
+    }))
 }
 
 /// A line for each channel, with `-` where all values are missing, and one for its changes.

@@ -185,6 +185,7 @@ impl Prediction<'_> {
             variables: names,
             samples: self.samples.len(),
             times: self.times(),
+            sample_times: self.sample_times(),
             attributes: attributes.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect(),
             missing: self.masked,
         };
@@ -229,6 +230,12 @@ impl Prediction<'_> {
             times[frame.min(times.len() - 1)] + beyond * interval
         };
         (self.start..=self.start + self.steps).map(time).collect()
+    }
+
+    /// Times of the samples, if they have no frames, but times.
+    fn sample_times(&self) -> Vec<f64> {
+        let times = self.source.targets().sample_times().unwrap_or_default();
+        self.samples.iter().filter_map(|&sample| times.get(sample).copied()).collect()
     }
 
     /// Writes a window of a frame, `[1, channel, spatial…]`, of a sample, a variable after the other.

@@ -83,6 +83,10 @@ impl Dataset for Filled {
         self.data.times()
     }
 
+    fn sample_times(&self) -> Option<Vec<f64>> {
+        self.data.sample_times()
+    }
+
     fn time_unit(&self) -> Option<&TimeUnit> {
         self.data.time_unit()
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
 use crate::Result;
+use crate::calendar::TimeUnit;
 use crate::dataset::{Dataset, Window, cat, check_window, choose};
 
 /// Each frame of each trajectory of a data set as a sample without time: those of the first trajectory in the order of their times,
@@ -44,6 +45,14 @@ impl Dataset for Stills {
 
     fn samples(&self) -> usize {
         self.data.samples() * self.frames
+    }
+
+    fn sample_times(&self) -> Option<Vec<f64>> {
+        Some(self.data.times()?.repeat(self.data.samples()))
+    }
+
+    fn time_unit(&self) -> Option<&TimeUnit> {
+        self.data.time_unit()
     }
 
     fn read(&self, window: &Window, samples: &[usize], variables: &[&str]) -> Result<Tensor> {

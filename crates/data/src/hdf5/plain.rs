@@ -12,6 +12,7 @@ use super::atomic_file::AtomicFile;
 use super::layout::{check_range, check_values, hyperslab};
 use super::scales::{attach_scales, make_scale};
 use super::{text, texts, write_attribute};
+use crate::calendar::TimeUnit;
 use crate::content::{Content, SAMPLE, TIME};
 use crate::grid::{DataVariable, PredictionMeta};
 use crate::{Error, Result};
@@ -22,6 +23,8 @@ pub(crate) const AXES: &str = "axes";
 pub(crate) const UNITS: &str = "units";
 /// Attribute of coordinates: whether the first point follows the last.
 pub(crate) const PERIODIC: &str = "periodic";
+/// CF's attribute of a variable: names of coordinates that are no axes.
+pub(crate) const COORDINATES: &str = "coordinates";
 /// Name of the axis of channels.
 pub(crate) const CHANNEL: &str = "channel";
 
@@ -97,9 +100,7 @@ impl PlainWriter {
         if frames.is_some() {
             let unit = content.time_unit.as_ref();
             let times = file.coordinates(TIME, &meta.times, unit.map(|unit| &*unit.unit)).map_err(failed)?;
-            if let Some(calendar) = unit.and_then(|unit| unit.calendar.as_deref()) {
-                text(&times, "calendar", calendar).map_err(failed)?;
-            }
+            calendar(&times, unit).map_err(failed)?;
         }
         let numbers = |count: usize| -> Vec<f64> { (0..count).map(|at| at as f64).collect() };
         if dialect == Dialect::NetCdf {
@@ -111,6 +112,9 @@ impl PlainWriter {
                 file.coordinates(&channel(count), &numbers(count), None).map_err(failed)?;
             }
         }
+        if !meta.sample_times.is_empty() {
+            file.sample_times(&meta.sample_times, content.time_unit.as_ref()).map_err(failed)?;
+        }
         let grid: Vec<usize> = dims.iter().map(|dim| dim.coordinates.len()).collect();
         let variable = |variable: &DataVariable| -> Result<Variable> {
             let channels = count(variable);
@@ -121,6 +125,9 @@ impl PlainWriter {
             let axes: Vec<&str> = names.chain(dims.iter().map(|dim| dim.name.as_str())).collect();
             let chunk = storage.chunk(&axes, &shape)?;
             let dataset = file.variable(variable, &axes, &shape, chunk, storage.deflate).map_err(failed)?;
+            if dialect == Dialect::NetCdf && !meta.sample_times.is_empty() {
+                text(&dataset, COORDINATES, TIME).map_err(failed)?;
+            }
             let written = vec![0; meta.samples * frames.unwrap_or(1)];
             Ok(Variable { name: variable.name.clone(), channels, dataset, written })
         };
@@ -259,6 +266,23 @@ impl Layout<'_> {
         Ok(dataset)
     }
 
+    /// The time of each sample.
+    fn sample_times(&self, times: &[f64], unit: Option<&TimeUnit>) -> hdf5_metno::Result<()> {
+        let file = self.aside.file();
+        let dataset = file.new_dataset_builder().obj_track_times(false).with_data(times).create(TIME)?;
+        match self.dialect {
+            Dialect::Plain => texts(&dataset, AXES, [SAMPLE].into_iter())?,
+            Dialect::NetCdf => attach_scales(&file.group("/")?, &dataset, [SAMPLE].into_iter())?,
+        }
+        if let Some(unit) = unit {
+            text(&dataset, UNITS, &unit.unit)?;
+            if self.dialect == Dialect::NetCdf {
+                text(&dataset, "standard_name", TIME)?;
+            }
+        }
+        calendar(&dataset, unit)
+    }
+
     fn variable(
         &self,
         variable: &DataVariable,
@@ -292,6 +316,14 @@ impl Layout<'_> {
             text(&dataset, UNITS, unit)?;
         }
         Ok(dataset)
+    }
+}
+
+/// Names the calendar of times, if their unit has one.
+fn calendar(times: &Dataset, unit: Option<&TimeUnit>) -> hdf5_metno::Result<()> {
+    match unit.and_then(|unit| unit.calendar.as_deref()) {
+        Some(calendar) => text(times, "calendar", calendar),
+        None => Ok(()),
     }
 }
 

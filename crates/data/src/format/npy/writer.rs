@@ -1,26 +1,26 @@
 //! Writes a folder of `.npy` files.
 
-use std::fs::{File, Permissions};
+use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use isobar_torch::memory;
 use tch::{Device, Kind, Tensor};
-use tempfile::TempDir;
 
 use super::header::MAGIC;
 use crate::content::{Content, TIME};
 use crate::dataset::DatasetWriter;
 use crate::hdf5::layout::{check_range, check_values};
 use crate::runs::runs;
+use crate::unfinished::{Unfinished, check_absent};
 use crate::writers::WriterFormat;
 use crate::{Error, Result, register_writer};
 
 /// A folder with `VARIABLE.npy`, `[sample, time, channel, x, …]` without time for samples that have none and without channel for
 /// scalars, and `DIM.npy` and `time.npy` of coordinates. It takes its name once it is complete.
 struct NpyWriter {
-    folder: TempDir,
+    folder: Unfinished,
     target: PathBuf,
     samples: usize,
     frames: usize,
@@ -50,29 +50,15 @@ impl WriterFormat for NpyWriter {
 
     fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>> {
         content.storage.none(Self::NAME)?;
-        if std::fs::symlink_metadata(path).is_ok() {
-            let error = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
-            return Err(Error::io(path, "make the folder", error));
-        }
-        let failed = |error| Error::io(path, "create it", error);
-        let (Some(name), parent) = (path.file_name(), path.parent()) else {
-            return Err(failed(std::io::ErrorKind::InvalidInput.into()));
-        };
-        let parent = parent.filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let prefix = format!(".{}", name.to_string_lossy());
-        // The default mode of new folders, less the umask, so that others can read results.
-        let builder = tempfile::Builder::new()
-            .prefix(&prefix)
-            .suffix(".partial")
-            .permissions(Permissions::from_mode(0o777))
-            .tempdir_in(parent);
-        let folder = builder.map_err(failed)?;
+        check_absent(path)?;
+        let folder = Unfinished::new(path)?;
         let (meta, grid) = (&content.meta, content.dims.iter().map(|dim| dim.coordinates.len()));
         let grid: Vec<usize> = grid.collect();
         let has_time = !meta.times.is_empty();
         let frames = meta.times.len().max(1);
         let lines = content.dims.iter().map(|dim| (dim.name.as_str(), &dim.coordinates));
-        let times = has_time.then_some((TIME, &meta.times));
+        let times = if has_time { &meta.times } else { &meta.sample_times };
+        let times = (!times.is_empty()).then_some((TIME, times));
         let mut taken = Vec::new();
         for (name, values) in lines.chain(times) {
             let (file, start) = create(folder.path(), name, "<f8", &[values.len()])?;
@@ -206,10 +192,6 @@ impl DatasetWriter for NpyWriter {
             }
             variable.file.sync_all().map_err(|error| Error::io(&self.target, "write it", error))?;
         }
-        let Self { folder, target, .. } = *self;
-        let failed = |error| Error::io(&target, "put the new folder in its place", error);
-        std::fs::rename(folder.path(), &target).map_err(failed)?;
-        let _ = folder.keep();
-        Ok(())
+        self.folder.finish()
     }
 }

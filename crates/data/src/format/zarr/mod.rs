@@ -9,7 +9,6 @@ mod nodes;
 mod options;
 mod remote;
 mod store;
-mod unfinished;
 mod writer;
 
 use std::ffi::OsString;

@@ -18,12 +18,12 @@ use zarrs::array::{
 };
 
 use super::codecs::LARGEST;
-use super::unfinished::Unfinished;
 use crate::boxes::{copy, extents, indices, shared, touched};
 use crate::content::{Content, SAMPLE, TIME};
 use crate::dataset::DatasetWriter;
 use crate::hdf5::layout::{check_range, check_values};
-use crate::hdf5::plain::{CHANNEL, PERIODIC, UNITS};
+use crate::hdf5::plain::{CHANNEL, COORDINATES, PERIODIC, UNITS};
+use crate::unfinished::{Unfinished, check_absent};
 use crate::writers::WriterFormat;
 use crate::{Error, Result, register_writer};
 
@@ -78,10 +78,12 @@ impl WriterFormat for ZarrWriter {
     const BY_RANK: bool = true;
 
     fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>> {
+        check_absent(path)?;
         Ok(Box::new(Self::begin(path, content, Unfinished::new(path)?)?))
     }
 
     fn resume(path: &Path, content: &Content, plan: &str) -> Result<Option<Box<dyn DatasetWriter>>> {
+        check_absent(path)?;
         let (folder, resumes) = Unfinished::of_plan(path, plan)?;
         let writer = Self::begin(path, content, folder)?;
         Ok(Some(Box::new(Self { resumes, ..writer })))
@@ -124,7 +126,11 @@ impl ZarrWriter {
             ];
             let points = dims.iter().map(|dim| (dim.name.as_str(), dim.coordinates.len()));
             let (axes, shape): (Vec<&str>, Vec<usize>) = leading.into_iter().flatten().chain(points).unzip();
-            let taken = axes.contains(&name.as_str()) || name.starts_with(CHANNEL) || !is_name(name);
+            let has_times = !meta.sample_times.is_empty();
+            let taken = axes.contains(&name.as_str())
+                || has_times && name == TIME
+                || name.starts_with(CHANNEL)
+                || !is_name(name);
             if taken || made.iter().any(|known: &Variable| known.name == *name) {
                 return Err(Error::Invalid(format!("{name:?} cannot be the name of an array in this store")));
             }
@@ -173,6 +179,9 @@ impl ZarrWriter {
             if channels > 1 {
                 put("components", &variable.channels.join(" "));
             }
+            if has_times {
+                put(COORDINATES, TIME);
+            }
             let packing: Arc<dyn BytesToBytesCodecTraits> = match storage.deflate {
                 Some(level) => Arc::new(
                     GzipCodec::new(u32::from(level)).map_err(|error| Error::Invalid(error.to_string()))?,
@@ -202,12 +211,12 @@ impl ZarrWriter {
     fn layout(&mut self, content: &Content) -> Result<()> {
         let Content { meta, dims, variables, .. } = content;
         let mut nodes = Map::new();
-        let line = |name: &str, values: &[f64], attributes: Map<String, Value>| -> Result<Value> {
+        let along = |axis: &str, name: &str, values: &[f64], attributes| -> Result<Value> {
             let shape = [values.len()];
             let array = build(
                 &self.target,
                 name,
-                (&[name], &shape, &[values.len().max(1)]),
+                (&[axis], &shape, &[values.len().max(1)]),
                 attributes,
                 (true, None),
             )?;
@@ -217,6 +226,7 @@ impl ZarrWriter {
             }
             self.describe(name, &array)
         };
+        let line = |name: &str, values: &[f64], attributes| along(name, name, values, attributes);
         let text = |pairs: &[(&str, Option<&str>)]| -> Map<String, Value> {
             let given =
                 pairs.iter().filter_map(|(name, text)| Some(((*name).to_owned(), Value::from((*text)?))));
@@ -236,14 +246,16 @@ impl ZarrWriter {
             }
             let _ = nodes.insert(dim.name.clone(), line(&dim.name, &dim.coordinates, attributes)?);
         }
+        let unit = content.time_unit.as_ref();
+        let of_time = text(&[
+            (UNITS, unit.map(|unit| unit.unit.as_str())),
+            ("calendar", unit.and_then(|unit| unit.calendar.as_deref())),
+            ("standard_name", unit.map(|_| TIME)),
+        ]);
         if self.frames.is_some() {
-            let unit = content.time_unit.as_ref();
-            let attributes = text(&[
-                (UNITS, unit.map(|unit| unit.unit.as_str())),
-                ("calendar", unit.and_then(|unit| unit.calendar.as_deref())),
-                ("standard_name", unit.map(|_| TIME)),
-            ]);
-            let _ = nodes.insert(TIME.to_owned(), line(TIME, &meta.times, attributes)?);
+            let _ = nodes.insert(TIME.to_owned(), line(TIME, &meta.times, of_time)?);
+        } else if !meta.sample_times.is_empty() {
+            let _ = nodes.insert(TIME.to_owned(), along(SAMPLE, TIME, &meta.sample_times, of_time)?);
         }
         let numbers = |count: usize| -> Vec<f64> { (0..count).map(|at| at as f64).collect() };
         let _ = nodes.insert(SAMPLE.to_owned(), line(SAMPLE, &numbers(meta.samples), Map::new())?);

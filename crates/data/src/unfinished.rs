@@ -1,4 +1,4 @@
-//! The folder of a store before it is complete.
+//! The folder of a data set before it is complete.
 
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read as _, Write as _};
@@ -7,23 +7,23 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// Name of the file that says what a resumable store is to hold; its lock is held while the store is written.
+/// Name of the file with the plan of a resumable data set; its lock is held while the data set is written.
 const PLAN: &str = "isobar-plan";
 
-/// Temporary folder next to the target. `finish` renames it to the target; dropping it earlier removes it, unless a later writer
-/// can resume it.
+/// Temporary folder next to the target. Finishing moves it, or a file in it, to the target; dropping it earlier removes it, unless a
+/// later writer can resume it.
 #[derive(Debug)]
-pub(super) struct Unfinished {
+pub(crate) struct Unfinished {
     path: PathBuf,
     target: PathBuf,
-    /// Of a resumable store: the file of its plan.
+    /// Of a resumable data set: the file of its plan.
     plan: Option<File>,
     is_kept: bool,
 }
 
 impl Unfinished {
     /// Makes a folder with a name of its own.
-    pub(super) fn new(target: &Path) -> Result<Self> {
+    pub(crate) fn new(target: &Path) -> Result<Self> {
         let failed = |error| Error::io(target, "create it", error);
         let (parent, name) = place(target)?;
         // The default mode of new folders, less the umask, so that others can read results.
@@ -39,10 +39,10 @@ impl Unfinished {
 
     /// Creates the folder for `plan`, or reopens the one of an interrupted writer with the same plan; the flag is true if it was
     /// reopened. Removes the contents of a writer with another plan.
-    pub(super) fn of_plan(target: &Path, plan: &str) -> Result<(Self, bool)> {
+    pub(crate) fn of_plan(target: &Path, plan: &str) -> Result<(Self, bool)> {
         let (parent, name) = place(target)?;
         let path = parent.join(format!(".{name}.partial"));
-        let failed = |error| Error::io(&path, "use it for the unfinished store", error);
+        let failed = |error| Error::io(&path, "use it for the unfinished data set", error);
         let is_new = match fs::create_dir(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
             made => made.map(|()| true).map_err(failed)?,
@@ -55,7 +55,7 @@ impl Unfinished {
         };
         if !is_folder || is_of_others() {
             return Err(Error::Invalid(format!(
-                "{} is in the way: the store is written there until it is complete; remove it",
+                "{} is in the way: the data set is written there until it is complete; remove it",
                 path.display()
             )));
         }
@@ -95,23 +95,35 @@ impl Unfinished {
     }
 
     /// Path of the folder.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Gives it the target's name. If that fails, the folder stays.
-    pub(super) fn finish(mut self) -> Result<()> {
-        self.is_kept = true;
-        fs::rename(&self.path, &self.target).map_err(|error| {
-            Error::Invalid(format!(
-                "{} cannot be made ({error}); the data are complete in {}: move them",
-                self.target.display(),
-                self.path.display()
-            ))
-        })?;
+    /// Gives the folder the target's name. If that fails, the folder stays.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        self.move_to_target(&self.path.clone())?;
         // A plan that stays does no harm.
         let _ = self.plan.take().map(|_| fs::remove_file(self.target.join(PLAN)));
         Ok(())
+    }
+
+    /// Gives `made`, a file or folder in the folder, the target's name, and removes the folder. If the first fails, the folder stays.
+    pub(crate) fn finish_with(mut self, made: &Path) -> Result<()> {
+        self.move_to_target(made)?;
+        // A folder that stays does no harm.
+        let _ = fs::remove_dir_all(&self.path);
+        Ok(())
+    }
+
+    fn move_to_target(&mut self, made: &Path) -> Result<()> {
+        self.is_kept = true;
+        fs::rename(made, &self.target).map_err(|error| {
+            Error::Invalid(format!(
+                "{} cannot be made ({error}); the data are complete in {}: move them",
+                self.target.display(),
+                made.display()
+            ))
+        })
     }
 }
 
@@ -124,11 +136,16 @@ impl Drop for Unfinished {
     }
 }
 
+/// Rejects a target that exists: a folder replaces nothing.
+pub(crate) fn check_absent(target: &Path) -> Result<()> {
+    match fs::symlink_metadata(target) {
+        Ok(_) => Err(Error::io(target, "make the folder", io::ErrorKind::AlreadyExists.into())),
+        Err(_) => Ok(()),
+    }
+}
+
 /// The folder of a path, and its name.
 fn place(target: &Path) -> Result<(&Path, String)> {
-    if fs::symlink_metadata(target).is_ok() {
-        return Err(Error::io(target, "make the folder", io::ErrorKind::AlreadyExists.into()));
-    }
     let name = target.file_name();
     let name = name.ok_or_else(|| Error::io(target, "create it", io::ErrorKind::InvalidInput.into()))?;
     let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -167,6 +184,15 @@ mod tests {
         assert!(!resumes && !other.path().join("chunk").exists());
         other.finish().unwrap();
         assert!(target.is_dir() && !target.join(PLAN).exists() && !partial.exists());
-        assert!(refused().contains("exists"));
+        assert!(check_absent(&target).unwrap_err().to_string().contains("exists"));
+
+        // A file in the folder takes the name of a file that exists.
+        let (target, again) = (folder.path().join("a.h5"), folder.path().join(".a.h5.partial"));
+        fs::write(&target, "old").unwrap();
+        let (folder, _) = Unfinished::of_plan(&target, "plan").unwrap();
+        let made = folder.path().join("made");
+        fs::write(&made, "new").unwrap();
+        folder.finish_with(&made).unwrap();
+        assert!(fs::read(&target).unwrap() == b"new" && !again.exists());
     }
 }
