@@ -15,6 +15,7 @@
 //! | [`WellFile`] | reads a file of The Well's HDF5 schema, by trajectory, frames and windows |
 //! | [`WellWriter`], [`WellMeta`] | writes that schema |
 //! | [`Samples`], [`InMemory`], [`Batch`] | samples as tensors |
+//! | [`HaloWindow`] | a window and the rows around it, read without communication |
 //! | [`Streamed`], [`Reader`] | samples that are read ahead of their use, in bounded memory |
 //! | [`Statistics`], [`Normalizer`] | float64 statistics, and fields scaled by them |
 //! | [`Sampler`], [`part`], [`split`] | the same global batches on 1 and N ranks, and a rank's part of each |
@@ -48,6 +49,7 @@ mod error;
 mod format;
 pub mod generate;
 mod grid;
+mod halo;
 mod hdf5;
 mod joined;
 mod logged;
@@ -83,6 +85,7 @@ pub use format::darcy::{DarcyFields, DarcyFile, DarcyStatistics, DarcyWriter};
 pub use format::the_well::{WellDim, WellField, WellFile, WellMeta, WellWriter};
 pub use format::zarr::remote_stamp;
 pub use grid::{DataVariable, Dim, PredictionMeta};
+pub use halo::HaloWindow;
 pub use hdf5::isolation::check_files_with;
 pub use hdf5::serve::serve_file_checks;
 #[doc(hidden)]

@@ -6,6 +6,7 @@ mod etdrk;
 mod formats;
 mod generate;
 mod grids;
+mod halo;
 mod joined;
 mod parts;
 mod pdebench;
