@@ -103,7 +103,7 @@ fn unet_that_upsamples_to_its_skips_is_the_dense_one_split(
         .check(&axes);
 }
 
-/// What a rank receives is within the model's bound, and the same for twice the rows: halos only.
+/// A rank receives halos only: within the model's bound, and as much with twice the rows.
 #[test]
 fn strided_levels_exchange_halos() {
     let config = UNetConfig { stride: PerDim::All(2), upsampling: Upsampling::Linear, ..images() };
