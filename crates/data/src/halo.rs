@@ -132,7 +132,8 @@ impl Rows {
         if !is_periodic {
             let first = points.start.saturating_sub(halo);
             let before = points.start - first;
-            return Self { runs: vec![first..end.min(extent)], order: None, inner: before..before + own };
+            let runs = std::iter::once(first..end.min(extent)).collect();
+            return Self { runs, order: None, inner: before..before + own };
         }
         let inner = halo..halo + own;
         if own.saturating_add(halo.saturating_mul(2)) > extent {

@@ -1,5 +1,4 @@
 //! Windows with a halo, against the whole field.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::ops::Range;
 use std::path::Path;
