@@ -68,13 +68,30 @@ impl FieldSpec {
         outputs: &[usize],
         mend: impl FnOnce(&[usize]) -> String,
     ) -> Result<()> {
-        let Some(targets) = &self.target_extents else { return Ok(()) };
+        match &self.target_extents {
+            None => Ok(()),
+            Some(targets) => self.check_outputs(model, outputs, targets, || mend(targets)),
+        }
+    }
+
+    /// Checks that a model's outputs are on the grid of the targets; `mend` says how to get them there.
+    ///
+    /// # Errors
+    ///
+    /// Another grid than the targets'.
+    pub(crate) fn check_outputs(
+        &self,
+        model: &'static str,
+        outputs: &[usize],
+        targets: &[usize],
+        mend: impl FnOnce() -> String,
+    ) -> Result<()> {
         ensure(model, outputs == targets, || {
             format!(
                 "for inputs of {:?} points the model's outputs have {outputs:?}, but the targets of {} have {targets:?}; {}",
                 self.extents,
                 self.source,
-                mend(targets)
+                mend()
             )
         })
     }

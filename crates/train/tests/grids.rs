@@ -5,12 +5,15 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
-use isobar_array::{Generator, Local, Window};
+use isobar_array::{Array, Conv, Generator, Local, Padding, Window};
 use isobar_collectives::{Group, threads};
 use isobar_data::{InMemory, Normalizer};
 use isobar_manager::{DeviceMesh, DistributedManager};
-use isobar_models::{ModelConfig, Pix2PixConfig, SrResNetConfig};
-use isobar_shard::{ParamStore, forbid_hidden_communication};
+use isobar_models::{
+    Architecture, Batch, FieldSpec, Mode, Model, ModelArray, ModelConfig, Pix2PixConfig, Result,
+    SrResNetConfig,
+};
+use isobar_shard::{Init, ParamStore, Params as _, Placement, Scope, forbid_hidden_communication};
 use isobar_train::config::{MetricsConfig, TrainConfig};
 use isobar_train::metric::{MetricKind, Report};
 use isobar_train::{
@@ -18,6 +21,8 @@ use isobar_train::{
     ShardedFields, Weights, WeightsConfig, fit, on_mesh,
 };
 use rstest::rstest;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 use tempfile::tempdir;
 
@@ -54,6 +59,54 @@ fn volume() -> Case {
         ..SrResNetConfig::new(2, 1)
     };
     Case { model: ModelConfig::new(config), from: &[7, 4, 3], to: &[14, 8, 6] }
+}
+
+/// A model of one's own, whose outputs are on any grid: one convolution, and means over cells.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+struct OnGridConfig {
+    /// Points along each spatial dim of the outputs.
+    outputs: Vec<usize>,
+}
+
+struct OnGrid<A> {
+    weight: A,
+    outputs: Vec<i64>,
+}
+
+impl<A: Array> Model<A> for OnGrid<A> {
+    fn forward(&self, batch: &Batch<A>, _mode: Mode<'_>) -> Result<Batch<A>> {
+        let conv = Conv { padding: Padding::Each(vec![1]), ..Conv::default() };
+        let fields =
+            batch.require(OnGridConfig::NAME, Batch::<A>::FIELDS)?.conv(&self.weight, None, &conv)?;
+        Ok(Batch::of_fields(fields.adaptive_avg_pool(&self.outputs)?))
+    }
+}
+
+impl Architecture for OnGridConfig {
+    const NAME: &'static str = "on_grid";
+
+    fn build<A: ModelArray>(&self, params: &mut Scope<'_, A>) -> Result<Box<dyn Model<A>>> {
+        let weight = params.param("weight", &[1, 2, 3, 3], Init::FanIn(18), Placement::Replicate)?;
+        Ok(Box::new(OnGrid { weight, outputs: self.outputs.iter().map(|&extent| extent as i64).collect() }))
+    }
+
+    fn check(&self, fields: &FieldSpec) -> Result<()> {
+        fields.check_channels(Self::NAME, ("channels", 2), ("channels", 1))
+    }
+
+    fn output_extents(&self, _extents: &[usize]) -> Vec<usize> {
+        self.outputs.clone()
+    }
+}
+
+/// Coarser by factors that are not integers.
+fn coarser() -> Case {
+    Case { model: ModelConfig::new(OnGridConfig { outputs: vec![7, 5] }), from: &[10, 8], to: &[7, 5] }
+}
+
+/// Finer along one dim and coarser along the other.
+fn other() -> Case {
+    Case { model: ModelConfig::new(OnGridConfig { outputs: vec![13, 3] }), from: &[10, 8], to: &[13, 3] }
 }
 
 /// A window of fields `[sample, channel, spatial…]`.
@@ -143,7 +196,7 @@ fn dense(case: &Case) -> Found {
 fn grids_train_alike_on_every_mesh(
     #[case] shape: &[i64],
     #[case] names: &[&str],
-    #[values(plane, volume)] case: fn() -> Case,
+    #[values(plane, volume, coarser, other)] case: fn() -> Case,
 ) {
     let want = dense(&case());
     assert!(want.numbers.len() >= 10 && want.prediction.abs().max().double_value(&[]) > 1e-3);
@@ -182,4 +235,26 @@ fn targets_are_split_as_outputs() {
             .map(|to| fields.clone().with_targets(&to).unwrap().targets().window(&to).unwrap()[0].clone())
     });
     assert_eq!(windows, [[0..16, 0..4, 0..4], [16..32, 4..8, 4..8], [32..40, 8..10, 8..12]]);
+}
+
+/// A grid of targets that the model's outputs are not on is an error before data are read.
+#[test]
+fn outputs_on_another_grid_are_refused() {
+    let model = ModelConfig::new(OnGridConfig { outputs: vec![7, 5] });
+    let fields = |targets: Option<&[usize]>| FieldSpec {
+        source: "air.nc".to_owned(),
+        extents: vec![10, 8],
+        target_extents: targets.map(<[usize]>::to_vec),
+        in_channels: 2,
+        out_channels: 1,
+        ..FieldSpec::default()
+    };
+    model.check(&fields(Some(&[7, 5]))).unwrap();
+    for targets in [None, Some(&[7, 6][..])] {
+        let error = model.check(&fields(targets)).unwrap_err().to_string();
+        assert!(
+            error.contains("the model's outputs have [7, 5]") && error.contains("output_extents"),
+            "{error}"
+        );
+    }
 }

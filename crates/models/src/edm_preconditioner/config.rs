@@ -114,6 +114,10 @@ impl Architecture for EdmPreconditionerConfig {
     fn refinement(&self) -> usize {
         self.model.0.refinement()
     }
+
+    fn output_extents(&self, extents: &[usize]) -> Vec<usize> {
+        self.model.0.output_extents(extents)
+    }
 }
 
 crate::register!(EdmPreconditionerConfig);

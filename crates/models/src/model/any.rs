@@ -28,6 +28,7 @@ pub(crate) trait AnyArchitecture: std::fmt::Debug + Send + Sync {
     fn sharding(&self) -> Sharding;
     fn signature(&self) -> Signature;
     fn refinement(&self) -> usize;
+    fn output_extents(&self, extents: &[usize]) -> Vec<usize>;
     fn denoises(&self) -> Option<SigmaData>;
     fn reads_patches(&self) -> bool;
 }
@@ -83,6 +84,10 @@ impl<C: Architecture> AnyArchitecture for C {
 
     fn refinement(&self) -> usize {
         Architecture::refinement(self)
+    }
+
+    fn output_extents(&self, extents: &[usize]) -> Vec<usize> {
+        Architecture::output_extents(self, extents)
     }
 
     fn denoises(&self) -> Option<SigmaData> {

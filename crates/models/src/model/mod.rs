@@ -187,4 +187,10 @@ pub trait Architecture:
     fn refinement(&self) -> usize {
         1
     }
+
+    /// Extents of the outputs for inputs of these extents, with `[data.target]`: any grid that the model computes, coarser ones and
+    /// those of other shapes included. By default [`refinement`](Self::refinement) times those of the inputs.
+    fn output_extents(&self, extents: &[usize]) -> Vec<usize> {
+        extents.iter().map(|extent| extent.saturating_mul(self.refinement().max(1))).collect()
+    }
 }

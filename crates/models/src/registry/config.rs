@@ -77,17 +77,20 @@ impl ModelConfig {
     /// A key that does not fit, with the `--set` that mends it.
     pub fn check(&self, fields: &FieldSpec) -> Result<()> {
         self.0.check(fields)?;
+        let targets = fields.target_extents.as_ref().unwrap_or(&fields.extents);
+        let inputs: Vec<usize> =
+            fields.extents.iter().map(|extent| extent / self.coarsening(fields)).collect();
         // Models with a grid of their own have compared it, and named their key.
-        fields.check_target_extents(self.name(), &self.output_extents(&fields.extents), |_| {
-            "choose a model with a finer grid, such as model.type = \"pix2pix\" or \"sr_res_net\", or interpolate the inputs to the \
-             targets' grid beforehand and take [data.target] away"
+        fields.check_outputs(self.name(), &self.output_extents(&inputs), targets, || {
+            "choose a model whose outputs are on the targets' grid (`Architecture::output_extents`; on finer ones model.type = \
+             \"pix2pix\" or \"sr_res_net\"), or interpolate the inputs to the targets' grid beforehand and take [data.target] away"
                 .to_owned()
         })
     }
 
-    /// Extents of the outputs for inputs of these extents.
-    fn output_extents(&self, extents: &[usize]) -> Vec<usize> {
-        extents.iter().map(|extent| extent.saturating_mul(self.refinement())).collect()
+    /// Extents of the outputs for inputs of these extents: see [`Architecture::output_extents`](crate::Architecture::output_extents).
+    pub fn output_extents(&self, extents: &[usize]) -> Vec<usize> {
+        self.0.output_extents(extents)
     }
 
     /// Counts the parameters and buffers of one rank: see [`Architecture::count`](crate::Architecture::count).
