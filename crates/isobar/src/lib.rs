@@ -91,6 +91,6 @@ pub mod prelude {
     #[cfg(feature = "train")]
     pub use isobar_train::schedule::{Constant, Cosine, ScheduleKind};
     #[cfg(feature = "train")]
-    pub use isobar_train::{FitConfig, Precision, Registered, Trainer, Variable, Window};
+    pub use isobar_train::{FitConfig, Precision, Registered, Trainer, Variable, Window, Windows};
     pub use tch::{Device, Kind, Tensor};
 }

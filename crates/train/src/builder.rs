@@ -1,6 +1,6 @@
 //! A builder over [`fit`]: a program names its model, data and mesh, and the builder makes parameters, groups and the task.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::path::PathBuf;
 
 use isobar_array::Generator;
@@ -33,6 +33,24 @@ use crate::weights::{Latitudes, Weights, WeightsConfig};
 
 /// A rank's part of a field: a range of points along each spatial dim.
 pub type Window = [Range<usize>];
+
+/// A rank's parts of the fields of inputs and of targets. Derefs to the window of the inputs, which is that of the targets, too, unless
+/// [`Trainer::target_extents`] says otherwise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Windows {
+    /// Window of the inputs.
+    pub inputs: Vec<Range<usize>>,
+    /// Window of the targets.
+    pub targets: Vec<Range<usize>>,
+}
+
+impl Deref for Windows {
+    type Target = Window;
+
+    fn deref(&self) -> &Window {
+        &self.inputs
+    }
+}
 
 /// Trains a model on fields that are sharded over a mesh of all ranks, with the same result on any mesh.
 ///
@@ -90,6 +108,7 @@ pub struct Trainer {
     normalize: bool,
     objective: Option<ObjectiveKind>,
     sigma_data: Option<SigmaData>,
+    target_extents: Option<Vec<usize>>,
 }
 
 impl Trainer {
@@ -104,6 +123,7 @@ impl Trainer {
             normalize: true,
             objective: None,
             sigma_data: None,
+            target_extents: None,
         }
     }
 
@@ -111,6 +131,50 @@ impl Trainer {
     #[must_use]
     pub fn mesh(self, shape: &[i64], names: &[&str]) -> Self {
         Self { mesh: (shape.to_vec(), names.iter().map(|&name| name.to_owned()).collect()), ..self }
+    }
+
+    /// Puts the targets on a grid of their own, of these spatial extents; the model's outputs must be on it. Weights and metrics are
+    /// those of this grid. `data` then reads two windows of each sample ([`Windows`]).
+    ///
+    /// ```
+    /// use isobar_array::Array;
+    /// use isobar_data::InMemory;
+    /// use isobar_models::{Batch, Mode, Model, Result};
+    /// use isobar_shard::{Init, Params, Placement, Scope};
+    /// use isobar_train::{Trainer, Window, Windows};
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// /// Means over the cells of a grid of 6 by 4 points, times a factor.
+    /// struct Coarsen<A>(A);
+    ///
+    /// impl<A: Array> Model<A> for Coarsen<A> {
+    ///     fn forward(&self, batch: &Batch<A>, _mode: Mode<'_>) -> Result<Batch<A>> {
+    ///         let fields = batch.require("coarsen", Batch::<A>::FIELDS)?;
+    ///         Ok(Batch::of_fields(fields.adaptive_avg_pool(&[6, 4])?.mul(&self.0)?))
+    ///     }
+    /// }
+    ///
+    /// /// This rank's windows of 4 samples.
+    /// fn read(windows: &Windows) -> isobar_data::Result<InMemory> {
+    ///     let field = |window: &Window| {
+    ///         let shape = [4, 1, window[0].len() as i64, window[1].len() as i64];
+    ///         Tensor::f_arange(shape.iter().product::<i64>(), (Kind::Float, Device::Cpu))?.f_sin()?.f_view(shape)
+    ///     };
+    ///     InMemory::pairs(field(&windows.inputs)?, field(&windows.targets)?)
+    /// }
+    ///
+    /// let folder = tempfile::tempdir()?;
+    /// let summary = Trainer::new(folder.path().join("coarsen")).target_extents(&[6, 4]).epochs(1).fit(
+    ///     &[9, 8],
+    ///     |windows| Ok((read(windows)?, read(windows)?)),
+    ///     |params| Ok::<_, isobar_shard::Error>(Coarsen(params.param("factor", &[], Init::Constant(1.0), Placement::Replicate)?)),
+    /// )?;
+    /// assert!(summary.losses.iter().all(|loss| loss.is_finite()));
+    /// # Ok::<(), isobar_train::BoxError>(())
+    /// ```
+    #[must_use]
+    pub fn target_extents(self, extents: &[usize]) -> Self {
+        Self { target_extents: Some(extents.to_vec()), ..self }
     }
 
     /// Sets the passes over the training samples.
@@ -208,7 +272,7 @@ impl Trainer {
     }
 
     /// Trains the model that `build` makes, on fields with the spatial extents `extents`. `data` returns the training and
-    /// validation samples, of which it reads this rank's window only.
+    /// validation samples, of which it reads this rank's windows only.
     ///
     /// Every rank calls. [`DistributedManager::initialize`] is called if the program has not.
     ///
@@ -219,7 +283,7 @@ impl Trainer {
     pub fn fit<M, E>(
         self,
         extents: &[usize],
-        data: impl FnOnce(&Window) -> Result<(InMemory, InMemory), BoxError>,
+        data: impl FnOnce(&Windows) -> Result<(InMemory, InMemory), BoxError>,
         build: impl FnOnce(&mut Scope<'_, ShardTensor>) -> Result<M, E>,
     ) -> Result<Summary, BoxError>
     where
@@ -242,7 +306,7 @@ impl Trainer {
     pub fn fit_architecture<C: Architecture>(
         self,
         extents: &[usize],
-        data: impl FnOnce(&Window) -> Result<(InMemory, InMemory), BoxError>,
+        data: impl FnOnce(&Windows) -> Result<(InMemory, InMemory), BoxError>,
         config: &C,
     ) -> Result<Summary, BoxError> {
         let names = &self.mesh.1;
@@ -254,7 +318,19 @@ impl Trainer {
             let expected = format!("axes over which the model {:?} can be split", C::NAME);
             return Err(Error::invalid("the mesh", found, expected).into());
         }
-        let (sharding, finer) = (config.sharding(), config.refinement());
+        let sharding = config.sharding();
+        let finer = match &self.target_extents {
+            None => config.refinement(),
+            Some(targets) => {
+                let outputs = config.output_extents(extents);
+                if outputs != *targets {
+                    let found = format!("{targets:?}");
+                    let expected = format!("those of the outputs of {:?}, {outputs:?}", C::NAME);
+                    return Err(Error::invalid("the extents of targets", found, expected).into());
+                }
+                1
+            }
+        };
         let sigma_data = self.sigma_data.clone().or_else(|| config.denoises());
         let named = Self { sigma_data, ..self };
         named.run(C::NAME, extents, data, |params| Ok(config.build(params)?), (&sharding, finer))
@@ -264,7 +340,7 @@ impl Trainer {
         self,
         name: &str,
         extents: &[usize],
-        data: impl FnOnce(&Window) -> Result<(InMemory, InMemory), BoxError>,
+        data: impl FnOnce(&Windows) -> Result<(InMemory, InMemory), BoxError>,
         build: impl FnOnce(&mut Scope<'_, ShardTensor>) -> Result<Box<dyn Model<ShardTensor>>, BoxError>,
         (sharding, finer): (&Sharding, usize),
     ) -> Result<Summary, BoxError> {
@@ -276,8 +352,10 @@ impl Trainer {
         let world = manager.group(None)?;
         let names: Vec<&str> = self.mesh.1.iter().map(String::as_str).collect();
         let mesh = manager.initialize_mesh(&self.mesh.0, &names)?;
-        let layout = ShardedFields::new(&mesh, extents)?;
-        let window = layout.window(extents)?;
+        let target_extents = self.target_extents.as_deref().unwrap_or(extents);
+        let layout = ShardedFields::new(&mesh, extents)?.with_targets(target_extents)?;
+        let windows =
+            Windows { inputs: layout.window(extents)?, targets: layout.targets().window(target_extents)? };
 
         let (kind, device) = (self.config.train.precision.kind(), manager.device());
         let mut store = ParamStore::new(Generator::new(self.config.seed)).with_options(kind, device);
@@ -294,9 +372,9 @@ impl Trainer {
         let forward = forward.denoising(sigma_data).objective(objective, self.config.seed);
         let (parameters, buffers) = Parameters::on_mesh(&store, &mesh)?;
 
-        let read = data(&window).map_err(|error| Error::Samples { source: error });
+        let read = data(&windows).map_err(|error| Error::Samples { source: error });
         let (train, validation) = agree(&world, read)?;
-        same_samples(&train, &validation, &window, &world)?;
+        same_samples(&train, &validation, &windows, &world)?;
         let (input, target) = if self.normalize {
             (normalizer(train.inputs(), &world)?, normalizer(train.targets(), &world)?)
         } else {
@@ -312,10 +390,14 @@ impl Trainer {
         if config.identity.is_null() {
             let fields = (train.inputs().size().get(1).copied(), channels);
             config.identity = json!({ "extents": extents, "channels": fields, "normalize": self.normalize });
+            if let Some(targets) = &self.target_extents {
+                config.identity["target_extents"] = json!(targets);
+            }
         }
         let moved = train.to(device, kind).and_then(|train| Ok((train, validation.to(device, kind)?)));
         let (train, validation) = agree(&world, moved.map_err(data_error))?;
-        let weights = Weights::new(&config.train.weights, &variables, self.latitudes.as_ref(), &window);
+        let weights =
+            Weights::new(&config.train.weights, &variables, self.latitudes.as_ref(), &windows.targets);
         let weights = agree(&world, weights)?;
         let climatology =
             || train.targets().f_mean_dim(0, false, None).context(|| "the mean field".to_owned());
@@ -410,7 +492,7 @@ fn named(mut variables: Vec<Variable>, channels: i64) -> Vec<Variable> {
 fn same_samples(
     train: &InMemory,
     validation: &InMemory,
-    window: &Window,
+    windows: &Windows,
     world: &Group,
 ) -> Result<(), BoxError> {
     let channels = |fields: &Tensor| fields.size().get(1).copied().unwrap_or(0);
@@ -419,7 +501,8 @@ fn same_samples(
         format!("{} samples of {} steps, {from} to {to} channels", data.len(), data.steps())
     };
     let description = format!("{}, and {} for validation", described(train), described(validation));
-    let own = agree(world, SampleFingerprint::new(description, window, &[train, validation]))?;
+    let window = [&windows.inputs[..], &windows.targets].concat();
+    let own = agree(world, SampleFingerprint::new(description, &window, &[train, validation]))?;
     let all = world.all_gather_bytes(&serde_json::to_vec(&own)?)?;
     let all = all.iter().map(|bytes| serde_json::from_slice(bytes));
     let all = all.collect::<Result<Vec<SampleFingerprint>, _>>()?;

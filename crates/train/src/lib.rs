@@ -118,7 +118,7 @@ mod weights;
 pub use inventory;
 pub use isobar_registry::Registered;
 
-pub use self::builder::{Trainer, Window, on_mesh};
+pub use self::builder::{Trainer, Window, Windows, on_mesh};
 pub use self::clip::{clip_grad_norm, grad_norm};
 pub use self::config::Precision;
 pub use self::data_parallel::{DataParallel, DataParallelConfig, Overlap};

@@ -8,9 +8,9 @@ use isobar_data::InMemory;
 use isobar_manager::DistributedManager;
 use isobar_models::{
     Architecture, EdmPreconditionerConfig, EdmSampler, FnoConfig, GeoTransolverConfig, ModelConfig, PerDim,
-    SongUNetConfig,
+    Pix2PixConfig, SongUNetConfig,
 };
-use isobar_train::{BoxError, DiffusionConfig, Error, Precision, Trainer, WeightsConfig, Window};
+use isobar_train::{BoxError, DiffusionConfig, Error, Precision, Trainer, WeightsConfig, Window, Windows};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 use tempfile::tempdir;
@@ -62,6 +62,59 @@ fn train_with(
         let summary = set(trainer).fit_architecture(&[12, 10], |window| data(world.rank(), window), model)?;
         Ok(summary.losses.into_iter().chain(summary.validation_error).collect())
     })
+}
+
+/// Twice as fine as its inputs.
+fn finer() -> Pix2PixConfig {
+    Pix2PixConfig {
+        conv_layer_size: 4,
+        n_downsampling: 1,
+        n_upsampling: 2,
+        n_blocks: 1,
+        ..Pix2PixConfig::new(1, 1, 2)
+    }
+}
+
+/// Each rank reads its windows of both grids; a grid that the outputs are not on is an error of all ranks.
+#[test]
+fn targets_on_a_grid_of_their_own_train_alike_on_every_mesh() {
+    let train = |ranks: usize, names: &[&str], targets: [usize; 2]| {
+        let folder = tempdir().unwrap();
+        threads::run(ranks, Duration::from_secs(60), |world| {
+            let _rank = DistributedManager::bind_thread(&world);
+            let shape: Vec<i64> =
+                names.iter().enumerate().map(|(at, _)| if at == 0 { -1 } else { 2 }).collect();
+            let pairs = |windows: &Windows, samples, first| -> Result<InMemory, BoxError> {
+                let [from, to] =
+                    [waves(&windows.inputs, samples, first)?, waves(&windows.targets, samples, first)?];
+                Ok(InMemory::pairs(from.inputs().shallow_clone(), to.inputs().shallow_clone())?)
+            };
+            let trainer =
+                Trainer::new(folder.path().join("run")).mesh(&shape, names).target_extents(&targets);
+            let trainer = trainer.precision(Precision::Float64).epochs(2).batch_size(3).seed(5);
+            let data = |windows: &Windows| Ok((pairs(windows, 8, 0)?, pairs(windows, 2, 8)?));
+            let summary = trainer.fit_architecture(&[12, 10], data, &finer())?;
+            Ok::<_, BoxError>(
+                summary.losses.into_iter().chain(summary.validation_error).collect::<Vec<f64>>(),
+            )
+        })
+    };
+    let whole = train(1, &["data"], [24, 20]).remove(0).unwrap();
+    for (ranks, names) in
+        [(2, &["domain"][..]), (3, &["domain"]), (4, &["domain", "domain_y"]), (4, &["data", "domain"])]
+    {
+        for losses in train(ranks, names, [24, 20]) {
+            let losses = losses.unwrap();
+            assert_eq!(losses.len(), whole.len(), "{names:?}");
+            for (got, want) in losses.iter().zip(&whole) {
+                assert!((got - want).abs() <= 1e-9 * want.abs(), "{names:?}: {losses:?} {whole:?}");
+            }
+        }
+    }
+    for result in train(2, &["domain"], [24, 10]) {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("[24, 10]") && error.contains("[24, 20]"), "{error}");
+    }
 }
 
 /// The noise of training and of sampling is that of the whole batch, and of all validation samples.
