@@ -151,7 +151,7 @@ impl Layer {
         }
     }
 
-    /// Moves what stands in the table `former` to the table `present`, with `former` as its `type` unless the layer names one.
+    /// Moves the entries of the table `former` into the table `present`, and sets its `type` to `former` unless the layer sets one.
     pub(crate) fn rename_table(&mut self, former: &str, present: &str) {
         let Kind::Table(tables) = &mut self.root.kind else { return };
         let moves = |entry: &Entry| entry.key == former && matches!(entry.value.kind, Kind::Table(_));

@@ -43,7 +43,7 @@ pub struct HaloWindow {
 struct Rows {
     /// Rows to read, each once.
     runs: Vec<Range<usize>>,
-    /// Their places among the rows that were read, if some of them occur several times.
+    /// Index of each row among the rows read; `None` if no row repeats.
     order: Option<Vec<i64>>,
     /// Place of the window among all rows.
     inner: Range<usize>,
@@ -73,7 +73,7 @@ impl HaloWindow {
         self.dims.iter().map(Rows::count).collect()
     }
 
-    /// Place of the window among the rows of each spatial dim: what is outside is halo.
+    /// Range of the window within the rows of each spatial dim; the other rows are halo.
     pub fn inner(&self) -> Vec<Range<usize>> {
         self.dims.iter().map(|rows| rows.inner.clone()).collect()
     }
@@ -96,7 +96,7 @@ impl HaloWindow {
         self.dims.iter().enumerate().try_fold(values, place)
     }
 
-    /// Reads all runs of the dims behind those of `points`, and joins them.
+    /// Reads the dims that follow those in `points`, run by run, and concatenates the results.
     fn read_runs(
         &self,
         data: &(impl Dataset + ?Sized),
@@ -119,7 +119,7 @@ impl HaloWindow {
     }
 }
 
-/// Dim of a tensor that is the first spatial one.
+/// Index of the first spatial dim in `[sample, frame, channel, x, …]`.
 const FIRST: i64 = 3;
 
 impl Rows {

@@ -23,9 +23,8 @@ const MADE: &str = "result";
 /// Creates a data set.
 type Create<'a> = &'a dyn Fn(&Path, &Content) -> Result<Box<dyn DatasetWriter>>;
 
-/// A writer of any format, and a log of the values that it was given. A process that ends early leaves the log: the next one with the
-/// same plan creates the file anew and gives it the same values in the same order, so that it has the same bytes as one that was written
-/// at once.
+/// Writer of any format that also logs the values. If a process is interrupted, the next one with the same plan
+/// recreates the file and replays the log in order; the result is byte-identical to an uninterrupted write.
 pub(crate) struct LoggedWriter {
     writer: Box<dyn DatasetWriter>,
     /// File or folder that `writer` makes, in the unfinished folder.
@@ -43,7 +42,7 @@ impl LoggedWriter {
         content: &Content,
         plan: &str,
     ) -> Result<Self> {
-        // Content that the format cannot hold, and a target that it does not replace, are errors before anything is kept.
+        // Rejects unsupported content and an existing target before anything is written to the unfinished folder.
         drop(create(target, content)?);
         let (folder, _) = Unfinished::of_plan(target, plan)?;
         let results = folder.path().join(MADE);
@@ -113,8 +112,8 @@ struct Block {
     frames: usize,
 }
 
-/// A file of blocks and their values in float32. Each block has a digest of itself and of the plan, so that a block which was not
-/// completely written, is damaged or of another plan ends the log.
+/// Log of blocks with their values in float32. Each block has a digest of its contents and of the plan; reading stops at the first
+/// block that is incomplete, damaged or of another plan.
 struct Log {
     /// `None` after the log could not be written.
     file: Option<File>,

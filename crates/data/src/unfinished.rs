@@ -16,7 +16,7 @@ const PLAN: &str = "isobar-plan";
 pub(crate) struct Unfinished {
     path: PathBuf,
     target: PathBuf,
-    /// Of a resumable data set: the file of its plan.
+    /// Plan file of a resumable data set; `None` otherwise.
     plan: Option<File>,
     is_kept: bool,
 }

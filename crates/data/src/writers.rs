@@ -64,8 +64,8 @@ pub trait WriterFormat: 'static {
     fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>>;
 
     /// Creates a file or folder that a later call with the same content and `plan` resumes if this process ends before it is
-    /// complete; [`is_written`](DatasetWriter::is_written) tells what is there. `None` of a format whose unfinished files cannot be
-    /// continued: [`WriterEntry::create_or_resume`] then logs the values.
+    /// complete; [`is_written`](DatasetWriter::is_written) tells what is there. Returns `None` if the format cannot continue
+    /// unfinished files; [`WriterEntry::create_or_resume`] then logs the values.
     ///
     /// # Errors
     /// Those of [`WriterFormat::create`], and a folder that another process is writing.

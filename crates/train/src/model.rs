@@ -135,13 +135,13 @@ impl<A: Array> Network<A> {
         Self { objective: objective.into(), seed, ..self }
     }
 
-    /// Wraps a denoiser of data with this standard deviation; `None` for another model.
+    /// Sets the standard deviation of a denoiser's data; `None` for other models.
     #[must_use]
     pub fn denoising(self, sigma_data: Option<SigmaData>) -> Self {
         Self { sigma_data, ..self }
     }
 
-    /// Wraps a model of what a regression lacks of the targets.
+    /// Sets the first-stage regression; this network models the residual of its prediction.
     #[must_use]
     pub fn after(self, regression: Option<Regression<A>>) -> Self {
         Self { regression: regression.map(Box::new), ..self }

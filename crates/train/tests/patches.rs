@@ -293,7 +293,7 @@ fn conditions_of_samples_beside_the_whole_input_are_refused() {
     let task = task(DenseFields, network);
     let error = task.predict(&*task.validation, &[0]).unwrap_err();
     let error = text(&*error);
-    assert!(error.contains("take no conditions of samples"), "{error}");
+    assert!(error.contains("does not support conditions of samples"), "{error}");
 }
 
 /// An error and its causes.

@@ -232,7 +232,7 @@ impl Prediction<'_> {
         (self.start..=self.start + self.steps).map(time).collect()
     }
 
-    /// Times of the samples, if they have no frames, but times.
+    /// Times of samples that have a time but no frames.
     fn sample_times(&self) -> Vec<f64> {
         let times = self.source.targets().sample_times().unwrap_or_default();
         self.samples.iter().filter_map(|&sample| times.get(sample).copied()).collect()

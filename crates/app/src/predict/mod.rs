@@ -310,7 +310,7 @@ impl Prediction<'_> {
         let origin = Origin::new(path.clone(), which, &state);
         if Used::of(&state).as_ref() != regression {
             bail!(Exit::Usage.because(format!(
-                "{} was trained with another first stage of [task], or one of both had none; give that of its training",
+                "{} was trained with a different first stage than [task] names; restore the [task] settings of its training",
                 path.display()
             )));
         }

@@ -73,7 +73,8 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Returns the largest array that the network makes of one sample, of which it is given `count`, such as patches.
+/// Returns the largest array that the network allocates for one data sample, of which it receives `count` network samples, such as
+/// patches.
 fn largest_array(model: &ModelConfig, fields: &FieldSpec, count: usize) -> Option<LargestArray> {
     let array = match &fields.patch_extents {
         Some(patch) => model.largest_array(&FieldSpec { extents: patch.clone(), ..fields.clone() }),
@@ -84,7 +85,7 @@ fn largest_array(model: &ModelConfig, fields: &FieldSpec, count: usize) -> Optio
     }
     Some(LargestArray {
         elements: array.elements.saturating_mul(count as u128),
-        keys: format!("{}, and {count} samples of the network for each, by [task]", array.keys),
+        keys: format!("{}; [task] passes {count} network samples per data sample", array.keys),
     })
 }
 

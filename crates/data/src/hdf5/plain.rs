@@ -23,7 +23,7 @@ pub(crate) const AXES: &str = "axes";
 pub(crate) const UNITS: &str = "units";
 /// Attribute of coordinates: whether the first point follows the last.
 pub(crate) const PERIODIC: &str = "periodic";
-/// CF's attribute of a variable: names of coordinates that are no axes.
+/// CF's attribute of a variable: names of its auxiliary coordinate variables.
 pub(crate) const COORDINATES: &str = "coordinates";
 /// Name of the axis of channels.
 pub(crate) const CHANNEL: &str = "channel";

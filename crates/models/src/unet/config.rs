@@ -32,9 +32,9 @@ pub struct UNetConfig {
     /// Extent of the convolutions' kernels: a number for all spatial dims, or a list of one for each.
     #[serde(default = "kernel_size")]
     pub kernel_size: PerDim,
-    /// Stride of the convolutions, given as `kernel_size`. With `padding = "same"` it is that of the encoder's convolutions;
-    /// `upsampling` must interpolate then, and the output has the extents of the input. With other paddings and several levels it is
-    /// 1, except for very small fields.
+    /// Stride of the convolutions, given as `kernel_size`. With `padding = "same"`, only the encoder's convolutions are
+    /// strided; a stride above 1 then requires `upsampling` `"nearest"` or `"linear"`, and the output has the extents of the input.
+    /// With other paddings and several levels, the stride must be 1, except for very small fields.
     #[serde(default = "stride")]
     pub stride: PerDim,
     /// Number of levels.
@@ -56,9 +56,9 @@ pub struct UNetConfig {
     #[serde(default = "conv_transpose_activation", deserialize_with = "null_is_identity")]
     #[schemars(with = "Option<Activation>")]
     pub conv_transpose_activation: Activation,
-    /// Padding of the convolutions, given as `kernel_size`. Half of an odd kernel, rounded down, keeps the extents;
-    /// `"same"` keeps them for even kernels too, and divides them by the stride, rounded up. Any other padding needs a
-    /// single level and changes the extents of the output.
+    /// Padding of the convolutions, given as `kernel_size`. Half of an odd kernel, rounded down, keeps the extents
+    /// at stride 1. `"same"` does so for even kernels too; with a stride s it maps n points to ⌈n / s⌉. Any other padding needs a single
+    /// level and changes the extents of the output.
     #[serde(default = "padding")]
     pub padding: UNetPadding,
     /// Values of the padding. Transposed convolutions always pad with zeros.
@@ -95,8 +95,8 @@ pub struct UNetConfig {
     /// PhysicsNeMo has it on.
     #[serde(default)]
     pub gradient_checkpointing: bool,
-    /// Upsampling from a level to the one above. Interpolations accept any extents, transposed convolutions those that
-    /// `pool_size` divides at each level.
+    /// Upsampling from a level to the one above. Transposed convolutions require extents that `pool_size` divides at each level.
+    /// Interpolations accept any extents that leave a point on the lowest level.
     #[serde(default)]
     pub upsampling: Upsampling,
 }
@@ -168,7 +168,8 @@ pub enum Upsampling {
     /// A transposed convolution of kernel 3 and stride 2, as in PhysicsNeMo.
     #[default]
     Transposed,
-    /// The nearest element, which is each `pool_size` times along each dim, and a convolution.
+    /// Nearest-neighbour interpolation by a factor of `pool_size`, or to the extents of the skip connection, followed by a
+    /// convolution.
     Nearest,
     /// Linear interpolation between the elements' centres, and a convolution.
     Linear,

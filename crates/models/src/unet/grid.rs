@@ -22,8 +22,7 @@ pub enum UNetPadding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum UNetPaddingKeyword {
-    /// As many elements as keep the extents, or divide them by the stride, rounded up; of an odd number, the extra one comes at the
-    /// end.
+    /// Padding with which a convolution maps n points to ⌈n / stride⌉; the extra element of an odd number goes at the end.
     Same,
 }
 

@@ -35,11 +35,10 @@ use crate::model::Model;
 /// Its last norm is over a single channel, as PhysicsNeMo has it: so ψ is the sigmoid of that norm's bias
 /// everywhere, and the weights inside have no effect.
 ///
-/// Group norm is over channels and space of each sample, batch norm over batch and space. With transposed
-/// convolutions, extents must be divisible by `pool_size` to the power of L − 1. An interpolation up(d) brings any
-/// extents back to those of sₗ, and with strides and `"same"` padding the last d to those of x; then only the encoder
-/// has the strides. With other paddings that change the extents, up(d) must have the extents of sₗ at every level.
-/// Weights start as PyTorch's.
+/// Group norm is over channels and space of each sample, batch norm over batch and space. With transposed convolutions, extents must
+/// be divisible by `pool_size` to the power of L − 1. With interpolation, up(d) has the extents of sₗ, whatever they are. With
+/// `"same"` padding and a stride, only the encoder's convolutions are strided, and the last d is interpolated to the extents of x.
+/// With other paddings that change the extents, up(d) must have the extents of sₗ at every level. Weights start as PyTorch's.
 ///
 /// State dict, in `dimension` 3 (in 2 with `conv2d`): `encoder.layers.{j}` and `decoder.layers.{j}`, j
 /// counting blocks, poolings and upsamplings, with `conv3d.{weight,bias}` and `norm.{weight,bias}` (of group

@@ -3,8 +3,8 @@
 use super::{Normalization, UNetConfig};
 use crate::traffic::{Split, Traffic};
 
-/// Each convolution of a level receives k − 1 rows of its input, and those of its stride; each pooling and upsampling the rows by
-/// which boundaries are rounded, each group norm its sums; a gate adds the upsampled signal.
+/// A convolution receives k − 1 rows of its input, and those that its stride moves across a shard boundary. A pooling or upsampling
+/// receives the rows by which rounding moves a boundary, a group norm its sums, and a gate also the rows of the upsampled signal.
 pub(super) fn of(config: &UNetConfig, split: &Split) -> Option<Traffic> {
     let plan = config.plan().ok()?;
     let fields = split.grid(plan.spatial);

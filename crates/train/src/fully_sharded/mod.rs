@@ -218,11 +218,11 @@ impl State {
 /// Parameters, gradients and optimizer state in parts over the mesh's axis `shard` (ZeRO stage 3, Rajbhandari et al.,
 /// arXiv:1910.02054; PyTorch's `fully_shard`), for models over `ShardTensor`s.
 ///
-/// Units of parameters are gathered before operators use them, in forward and again in backward, the next one while this one
-/// is used, and dropped after it. When all gradients of a unit have come, they are summed over all axes of the mesh but `model`,
-/// along which a model may be split besides ([`MeshParams::along`](isobar_shard::MeshParams::along)), each rank receiving those of its parts. Parameters are cut along the dim that gives the most equal parts, uneven and empty ones
-/// included; those without dims stay replicated. The optimizer, clipping and checkpoints take [`parameters`](Self::parameters): the
-/// parts.
+/// Units of parameters are gathered before operators use them, in forward and again in backward, the next one while this one is used,
+/// and dropped after it. When all gradients of a unit have come, they are summed over all axes of the mesh but `model`, along which a
+/// model may be split besides ([`MeshParams::along`](isobar_shard::MeshParams::along)), each rank receiving those of its parts.
+/// Parameters are cut along the dim that gives the most equal parts, uneven and empty ones included; scalars stay replicated. The
+/// optimizer, clipping and checkpoints take [`parameters`](Self::parameters): the parts.
 ///
 /// The memory of the whole parameters comes and goes: of the store that made them only names and shapes are of use from then on,
 /// and models are used through operators. Weights that an operator casts (mixed precision) or copies stay until backward in that
@@ -509,8 +509,8 @@ fn members(params: &Parameters, group: &Group) -> Result<Vec<Member>> {
     params.iter().enumerate().map(member).collect()
 }
 
-/// Parameters that are neighbours in the order of their making, which is about that of their use, of one dtype and device, and
-/// about so many bytes. First those without dims, of all layers: they are never dropped.
+/// Parameters that are neighbours in the order of their making, which is about that of their use, of one dtype and device, and about
+/// so many bytes. Scalars of all layers come first, in units that are never freed.
 fn units(members: Vec<Member>, bytes: usize, ranks: usize) -> Vec<Unit> {
     let mut units: Vec<Vec<Member>> = Vec::new();
     let (cut, kept): (Vec<_>, Vec<_>) = members.into_iter().partition(|member| member.cut.is_some());

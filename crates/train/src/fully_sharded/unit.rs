@@ -12,18 +12,19 @@ pub(super) struct Member {
     pub(super) name: String,
     /// Number among the parameters of the model.
     pub(super) index: usize,
-    /// The whole of it, a leaf that the model uses: its memory comes and goes, unless it has no dims.
+    /// Full parameter, a leaf that the model uses. Its memory is allocated by the all-gather and freed after use, except for a
+    /// scalar.
     pub(super) whole: Tensor,
     /// This rank's part, a leaf that the optimizer steps.
     pub(super) part: Tensor,
-    /// `None` for a parameter without dims: its part is a copy of it.
+    /// Split over the ranks; `None` for a scalar, whose shard is a full copy.
     pub(super) cut: Option<Cut>,
     /// True once backward has computed its gradient.
     pub(super) arrived: bool,
 }
 
 impl Member {
-    /// The part that `rank` has of `whole`, the parameter or its gradient.
+    /// Returns the shard of `rank` from `whole`, the full parameter or its gradient.
     fn part_of(&self, whole: &Tensor, rank: usize) -> Result<Tensor, TchError> {
         match &self.cut {
             Some(cut) => cut.part(whole, rank),
@@ -96,7 +97,7 @@ impl Unit {
         Self { members, sizes, users: 0, state: State::Whole }
     }
 
-    /// Returns whether the ranks have parts of its parameters. Otherwise each keeps them whole.
+    /// Returns whether its parameters are sharded; otherwise they are replicated.
     pub(super) fn is_cut(&self) -> bool {
         self.sizes.is_some()
     }
@@ -139,7 +140,7 @@ impl Unit {
         Ok(())
     }
 
-    /// Places gathered parts in the whole parameters.
+    /// Copies all-gathered shards into the full parameters.
     fn place(&self, all: &Tensor, ranks: usize) -> Result<()> {
         let mut at = 0;
         for member in &self.members {
@@ -160,7 +161,7 @@ impl Unit {
         Ok(())
     }
 
-    /// Copies the values of parameters without dims from those that the optimizer steps.
+    /// Copies the optimizer's values of scalar parameters into the model's.
     fn copy(&self) -> Result<()> {
         self.members.iter().try_for_each(|member| {
             let copy = || member.whole.f_data()?.f_copy_(&member.part);

@@ -1,4 +1,4 @@
-//! Diffusion: a denoiser removes noise, and so draws samples of what it is trained on.
+//! Diffusion: training of a denoiser, and sampling of predictions from it.
 
 use std::path::PathBuf;
 
@@ -14,11 +14,11 @@ use super::{FirstStage, Inputs, Objective, ObjectiveArray, Setup, Target, Traini
 use crate::loss::{LossArray, Weighting};
 use crate::task::BoxError;
 
-/// Noise levels of training, and the sampler of validation and prediction, of a model that is a denoiser, such as
-/// `edm_preconditioner`. See [`EdmLoss`] and [`EdmSampler`].
+/// Settings of a denoiser such as `edm_preconditioner`: noise levels in training, and the sampler in validation and prediction. See
+/// [`EdmLoss`] and [`EdmSampler`].
 ///
-/// The inputs are the denoiser's `conditions`, and the targets are what it removes noise from. A prediction is one sample of their
-/// distribution, or the mean of several. The noise does not depend on the number of ranks.
+/// The inputs are the denoiser's `conditions`; noise is added to the targets. A prediction is one sample of their distribution, or
+/// the mean of several. The noise does not depend on the number of ranks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DiffusionConfig {
@@ -31,8 +31,8 @@ pub struct DiffusionConfig {
     /// `data.validation_steps = 1`.
     #[schemars(range(min = 1))]
     pub members: usize,
-    /// Folder of a trained run whose network predicts the mean of the targets, as in CorrDiff: the denoiser learns and draws what that
-    /// prediction lacks. The run has the same data, and its network stays as it is.
+    /// Folder of a trained run whose network predicts the mean of the targets, as in CorrDiff. The denoiser is trained on the
+    /// residual of that prediction and samples it. The run must use the same data; its network is frozen.
     pub regression: Option<PathBuf>,
     /// With `regression`: the denoiser is also given its prediction, as condition channels before the inputs.
     pub condition_on_mean: bool,
@@ -59,8 +59,8 @@ impl Default for DiffusionConfig {
 
 impl Registered for DiffusionConfig {
     const NAME: &'static str = "diffusion";
-    const SUMMARY: &'static str = "A denoiser removes noise from the targets, and predictions are samples; only with a model that is one, such as \
-         `edm_preconditioner`.";
+    const SUMMARY: &'static str =
+        "A denoiser, such as `edm_preconditioner`, removes noise from the targets; predictions are samples.";
 }
 
 impl Objective for DiffusionConfig {
@@ -107,8 +107,8 @@ impl Objective for DiffusionConfig {
         }
         if self.members > 1 && (setup.changes || setup.validation_steps > 1) {
             return Err(format!(
-                "task.members is {}, but data.predict is \"change\" or data.validation_steps above 1: ensembles are of one step that \
-                 predicts frames; --set task.members=1",
+                "task.members is {}, but data.predict is \"change\" or data.validation_steps above 1; ensembles are of one step and \
+                 predict frames; --set task.members=1",
                 self.members
             )
             .into());
@@ -125,8 +125,8 @@ impl Objective for DiffusionConfig {
         if let Some(targets) = &fields.target_extents {
             return Err(format!(
                 "task.type = \"diffusion\" needs inputs and targets on one grid, but the inputs have {:?} points and the targets \
-                 {targets:?}; interpolate the inputs beforehand (`isobar data coarsen` does for pairs that it makes), and take \
-                 [data.target] away",
+                 {targets:?}; interpolate the inputs to the targets' grid (`isobar data coarsen` writes such pairs), and remove \
+                 [data.target]",
                 fields.extents
             )
             .into());
@@ -135,7 +135,7 @@ impl Objective for DiffusionConfig {
         patches.check_extents(&fields.extents).map_err(|error| format!("[task.patches]: {error}"))?;
         match patches.condition_on_input && has_conditions {
             false => Ok(()),
-            true => Err(format!("data.scalars_as is \"conditions\", and {WHOLE_INPUT}").into()),
+            true => Err(format!("data.scalars_as is \"conditions\", but {WHOLE_INPUT}").into()),
         }
     }
 
@@ -180,14 +180,14 @@ impl Objective for DiffusionConfig {
 
 crate::register_task!(DiffusionConfig);
 
-/// Words of the error for conditions of samples beside the full input.
-const WHOLE_INPUT: &str = "patches that are given the full input take no conditions of samples; --set \
+/// Error text if conditions of samples are combined with the full input.
+const WHOLE_INPUT: &str = "task.patches.condition_on_input does not support conditions of samples; --set \
                            task.patches.condition_on_input=false";
 
 fn not_a_denoiser(network: &str) -> BoxError {
     format!(
-        "task.type = \"diffusion\" trains a denoiser, and {network} is none; --set task.type=regression, or put the model into one: \
-         model.type = \"edm_preconditioner\" with the present table as [model.model]"
+        "task.type = \"diffusion\" requires a denoiser, but {network} is not one; --set task.type=regression, or wrap the model: \
+         model.type = \"edm_preconditioner\" with the current [model] table as [model.model]"
     )
     .into()
 }
@@ -228,8 +228,8 @@ impl Denoising {
         self.patches.as_ref().map_or(1, |patches| patches.patch_num)
     }
 
-    /// The loss of a training step: noise of random levels is added to `clean` `[sample, channel, …]`, normalised, and the network
-    /// removes it. Points that `mask` leaves out have no part in the loss.
+    /// Computes the loss of a training step: adds noise of random levels to the normalised `clean` `[sample, channel, …]`, and
+    /// compares the denoised fields with `clean`. Masked points are excluded.
     ///
     /// With patches, these are drawn first, and each patch has its own noise level and noise.
     fn loss<A: LossArray>(

@@ -108,7 +108,7 @@ impl<'a, A: Array> Inputs<'a, A> {
         self.generator
     }
 
-    /// Returns the part that the samples are of all samples of the step, or of the evaluation; `None` if they are all.
+    /// Returns the position of these samples in the global batch of the step or the evaluation; `None` if they are the full batch.
     pub fn part(&self) -> Option<BatchPart> {
         self.part
     }
@@ -128,8 +128,8 @@ impl<'a, A: Array> Inputs<'a, A> {
         self.network.has_conditions()
     }
 
-    /// Calls the network of the [first stage](super::Objective::first_stage), and returns its prediction; `None` without one. If it
-    /// is an input of the second stage, the inputs have its channels before the others afterwards.
+    /// Calls the network of the [first stage](super::Objective::first_stage), and returns its prediction; `None` without one. If the
+    /// prediction is an input of the second stage, its channels are prepended to the inputs.
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
-//! Tasks that a network is trained for, a file each, which registers its settings: their losses, and their predictions.
+//! Training tasks: loss and predictions of a network. Each file registers one task and its settings.
 //!
-//! An objective depends on no layout, data set or rank. Nothing outside this folder knows one of them.
+//! An objective depends on no layout, data set or rank. No code outside this folder depends on a particular objective.
 
 mod diffusion;
 mod inputs;
@@ -110,8 +110,8 @@ pub trait Objective: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Returns the fields that the network is given, for those of the data; by default these. `reads_patches` is true if the network
-    /// [reads the positions of patches](isobar_models::Architecture::reads_patches).
+    /// Returns the shape of the network's inputs for the fields of the data; by default that of these fields. `reads_patches` is true
+    /// if the network [reads the positions of patches](isobar_models::Architecture::reads_patches).
     fn fields_of_network(&self, fields: FieldSpec, _reads_patches: bool) -> FieldSpec {
         fields
     }

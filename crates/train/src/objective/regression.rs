@@ -14,7 +14,7 @@ pub struct RegressionConfig {}
 
 impl Registered for RegressionConfig {
     const NAME: &'static str = "regression";
-    const SUMMARY: &'static str = "The network's outputs are compared with the targets by `train.loss`.";
+    const SUMMARY: &'static str = "Compares the network's outputs with the targets by `train.loss`.";
 }
 
 impl Objective for RegressionConfig {
@@ -26,7 +26,7 @@ impl Objective for RegressionConfig {
         match &setup.sigma_data {
             None => Ok(()),
             Some(_) => Err(format!(
-                "model.type = {:?} is a denoiser, and task.type = \"regression\" trains none; --set task.type=diffusion",
+                "model.type = {:?} is a denoiser, which task.type = \"regression\" cannot train; --set task.type=diffusion",
                 setup.model
             )
             .into()),
