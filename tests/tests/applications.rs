@@ -183,7 +183,7 @@ pub(crate) fn start(config: &str, data: &Path, output: &Path, ranks: usize, sets
 ])]
 #[case::super_resolution_by_diffusion("super_resolution_diffusion", Data::Pairs, &[
     "model.model.model_channels=4", "model.model.channel_mult=[1, 2]", "model.model.img_resolution=16",
-    "diffusion.sampler.num_steps=2", "diffusion.members=2",
+    "task.sampler.num_steps=2", "task.members=2",
 ])]
 fn four_ranks_train_as_one(#[case] config: &str, #[case] data: Data, #[case] small: &[&str]) {
     let folder = tempdir().unwrap();
@@ -200,7 +200,7 @@ fn four_ranks_train_as_one(#[case] config: &str, #[case] data: Data, #[case] sma
 #[rstest]
 #[case("super_resolution_corrdiff", &[])]
 #[case("super_resolution_patches", &[
-    "diffusion.patches.patch_shape=[8, 8]", "diffusion.patches.overlap_pix=2", "diffusion.patches.boundary_pix=1",
+    "task.patches.patch_shape=[8, 8]", "task.patches.overlap_pix=2", "task.patches.boundary_pix=1",
 ])]
 fn two_stages_on_four_ranks_are_those_of_one(#[case] config: &str, #[case] further: &[&str]) {
     let folder = tempdir().unwrap();
@@ -210,9 +210,9 @@ fn two_stages_on_four_ranks_are_those_of_one(#[case] config: &str, #[case] furth
     let first: Vec<&str> =
         Data::Pairs.sets().iter().copied().chain(first.iter().map(String::as_str)).collect();
     let _ = train("super_resolution_unet", &path, &folder.path().join("first"), 1, &first);
-    let regression = format!("diffusion.regression={}", folder.path().join("first/run").display());
+    let regression = format!("task.regression={}", folder.path().join("first/run").display());
     let second: Vec<String> = small.iter().map(|set| format!("model.model.{set}")).collect();
-    let own = [&*regression, "diffusion.sampler.num_steps=2", "diffusion.members=2"];
+    let own = [&*regression, "task.sampler.num_steps=2", "task.members=2"];
     let second: Vec<&str> = Data::Pairs
         .sets()
         .iter()
@@ -227,6 +227,12 @@ fn two_stages_on_four_ranks_are_those_of_one(#[case] config: &str, #[case] furth
     };
     assert_same_run(&run("four", 4, &Data::Pairs.mesh()), &run("one", 1, &[]));
 
+    // Runs of earlier versions have the table `[diffusion]`.
+    let kept = folder.path().join("one/run/config.toml");
+    let text = std::fs::read_to_string(&kept).unwrap();
+    let former: Vec<&str> = text.lines().filter(|line| !line.starts_with("type = \"diffusion\"")).collect();
+    assert_eq!(former.len() + 1, text.lines().count(), "{text}");
+    std::fs::write(&kept, former.join("\n").replace("[task", "[diffusion")).unwrap();
     let predicted = Launch::plain(1, ISOBAR)
         .current_dir(workspace())
         .args(["predict", &folder.path().join("one/run").display().to_string()])
@@ -253,7 +259,7 @@ fn patches_that_do_not_fit_are_refused(#[case] shape: &str, #[case] extent: usiz
     let own = [
         format!("data.path={}", path.display()),
         format!("run.output={}", folder.path().display()),
-        format!("diffusion.patches.patch_shape={shape}"),
+        format!("task.patches.patch_shape={shape}"),
         format!("model.model.img_resolution={extent}"),
     ];
     let sets = own.iter().map(String::as_str).chain(Data::Pairs.sets().iter().copied());
@@ -272,7 +278,7 @@ fn a_first_stage_of_other_data_is_refused() {
     let folder = tempdir().unwrap();
     let config = "[data]\ninputs = [\"other\"]\ntargets = [\"vorticity_detail\"]\n";
     std::fs::write(folder.path().join("config.toml"), config).unwrap();
-    let regression = format!("diffusion.regression={}", folder.path().display());
+    let regression = format!("task.regression={}", folder.path().display());
     let output = format!("run.output={}", folder.path().display());
     let args = ["train", "configs/super_resolution_corrdiff.toml", "--set", &regression, "--set", &output];
     let args = args.map(str::to_owned);
@@ -285,7 +291,7 @@ fn a_first_stage_of_other_data_is_refused() {
 /// An ensemble has one step: its mean is no state to continue from.
 #[test]
 fn ensembles_of_changes_are_refused() {
-    let args = ["train", "configs/navier_stokes_diffusion.toml", "--set", "diffusion.members=2"];
+    let args = ["train", "configs/navier_stokes_diffusion.toml", "--set", "task.members=2"];
     let outcome = Launch::plain(1, ISOBAR).current_dir(workspace()).args(args).run().unwrap();
     assert_eq!(outcome.exit, Exit::Code(2), "{outcome}");
     let words = "task.members is 2, but data.predict is \"change\"";

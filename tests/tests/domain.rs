@@ -138,7 +138,7 @@ fn isobar(launch: Launch, command: &str, config: &str, output: &Path, sets: &[&s
             "model.model.channel_mult=[1, 2]",
             "model.model.img_resolution=16",
             "model.model.attn_resolutions=[8]",
-            "diffusion.sampler.num_steps=2",
+            "task.sampler.num_steps=2",
         ],
         "navier_stokes_dit" => {
             &["model.input_size=[16, 16]", "model.hidden_size=8", "model.depth=2", "model.num_heads=2"]

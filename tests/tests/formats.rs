@@ -243,7 +243,9 @@ fn zarr_is_converted_to_and_from() {
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let outcome = convert(&args);
         assert_eq!(outcome.exit, Exit::Code(code), "{args:?}: {outcome}");
-        assert!(outcome.ranks[0].stderr.contains(words), "{args:?}: {outcome}");
+        let told = &outcome.ranks[0].stderr;
+        assert!(told.contains(words), "{args:?}: {outcome}");
+        assert_eq!(told.contains("the same command resumes"), words == "missing", "{args:?}: {outcome}");
     }
     let mut names: Vec<_> =
         fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -339,6 +341,38 @@ fn a_killed_conversion_goes_on(
     let samples: Vec<usize> = (0..shape[0]).collect();
     let read = data.read(&window, &samples, &["u"]).unwrap().flatten(0, -1);
     assert_eq!(Vec::<f32>::try_from(read).unwrap(), values);
+}
+
+/// A log that cannot be written ends at its last complete block: the conversion continues, and a later one resumes there.
+#[test]
+fn a_conversion_without_room_for_its_log_resumes_where_the_log_ends() {
+    let folder = tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let values = sines(&path("u.npy"), &[4000, 3, 6]);
+    let (source, target) = (path("u.npy").display().to_string(), path("u").display().to_string());
+    let axes = "data.npy.axes=[\"sample\", \"time\", \"x\"]";
+    let arguments = ["data", "convert", &source, &target, "--format", "npy", "--set", axes];
+    // No file exceeds 256 blocks of 512 bytes. A sample has 112 bytes in the log and 72 in the array.
+    let limited = ["-c", r#"trap '' XFSZ; ulimit -f 256; exec "$@""#, "sh", ISOBAR];
+    let outcome =
+        Launch::plain(1, "sh").current_dir(workspace()).args(limited).args(arguments).run().unwrap();
+    assert_eq!(outcome.exit, Exit::Code(3), "{outcome}");
+    let told = &outcome.ranks[0].stderr;
+    assert!(
+        told.contains("no more values are logged") && !told.contains("the same command resumes"),
+        "{outcome}"
+    );
+    let logged = 256 * 512 / 112;
+    assert_eq!(fs::metadata(path(".u.partial/values")).unwrap().len(), logged * 112);
+
+    let outcome = Launch::plain(1, ISOBAR).current_dir(workspace()).args(arguments).run().unwrap();
+    let outcome = outcome.expect_success();
+    let there = format!("{:.1} KiB were there", (logged * 72) as f64 / 1024.0);
+    assert!(outcome.ranks[0].stdout.contains(&there), "{outcome}");
+    assert!(outcome.ranks[0].stderr.contains("replaying the values"), "{outcome}");
+    let expected: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    assert!(fs::read(path("u/u.npy")).unwrap().ends_with(&expected));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
 }
 
 /// `isobar data stats` of a run takes the samples that it trains on: by times, and all of a file if validation has its own.

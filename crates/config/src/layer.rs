@@ -151,17 +151,39 @@ impl Layer {
         }
     }
 
-    /// Moves the entries of the table `former` into the table `present`, and sets its `type` to `former` unless the layer sets one.
-    pub(crate) fn rename_table(&mut self, former: &str, present: &str) {
-        let Kind::Table(tables) = &mut self.root.kind else { return };
+    /// Moves the entries of the table `former` into the table `present`, and sets its `type` to `former`. `chosen` is the type that the
+    /// layers below name.
+    pub(crate) fn rename_table(
+        &mut self,
+        (former, present): (&str, &str),
+        chosen: Option<&str>,
+    ) -> Result<(), Problem> {
+        let beside = self.node(&[present]).is_some();
+        let Kind::Table(tables) = &mut self.root.kind else { return Ok(()) };
         let moves = |entry: &Entry| entry.key == former && matches!(entry.value.kind, Kind::Table(_));
-        let Some(index) = tables.iter().position(moves) else { return };
-        let Entry { key, key_place, value } = tables.remove(index);
-        let Kind::Table(entries) = value.kind else { return };
-        if self.node(&[present, TYPE]).is_none() {
-            self.insert(&[present, TYPE], Node { place: key_place, kind: Kind::Text(key) });
+        let Some(index) = tables.iter().position(moves) else { return Ok(()) };
+        let Entry { key, key_place: place, value } = tables.remove(index);
+        let former_of =
+            format!("`{former}` is the former name of `{present}` with {present}.type = \"{former}\"");
+        let message = match chosen {
+            _ if beside => format!("{former_of}, and both are given"),
+            Some(other) if other != former => format!("{former_of}, but {present}.type is \"{other}\""),
+            _ => {
+                self.insert(&[present, TYPE], Node { place, kind: Kind::Text(key) });
+                let Kind::Table(entries) = value.kind else { return Ok(()) };
+                entries.into_iter().for_each(|entry| self.insert(&[present, &entry.key], entry.value));
+                return Ok(());
+            }
+        };
+        Err(Problem { message, place, help: Some(format!("write `{present}` in place of `{former}`")) })
+    }
+
+    /// The `type` that the layer names in a table.
+    pub(crate) fn type_of(&self, table: &str) -> Option<&str> {
+        match &self.node(&[table, TYPE])?.kind {
+            Kind::Text(name) => Some(name),
+            _ => None,
         }
-        entries.into_iter().for_each(|entry| self.insert(&[present, &entry.key], entry.value));
     }
 
     /// Puts a value at a path, over one that an earlier assignment of the same layer put there.

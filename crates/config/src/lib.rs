@@ -187,7 +187,11 @@ where
     layers.push(layer::command_line(&sources.sets, &mut problems));
 
     for (former, present) in schema.former_tables() {
-        layers.iter_mut().for_each(|layer| layer.rename_table(former, present));
+        let mut chosen: Option<String> = None;
+        for layer in &mut layers[1..] {
+            problems.extend(layer.rename_table((former, present), chosen.as_deref()).err());
+            chosen = layer.type_of(present).map(str::to_owned).or(chosen);
+        }
     }
     for index in 1..layers.len() {
         let (below, rest) = layers.split_at_mut(index);

@@ -163,6 +163,7 @@ fn a_table_is_read_under_its_former_name() {
     let folder = in_folder(&[
         ("run.toml", "[fno]\nwidth = 3\n"),
         ("new.toml", "[model]\ntype = \"fno\"\nwidth = 5\n"),
+        ("other.toml", "[model]\ntype = \"afno\"\n"),
     ]);
     let file = |name: &str| Sources::default().file(folder.path().join(name));
     let model = |sources: &Sources| load::<Renamed>(sources).map(|resolved| resolved.value.model);
@@ -179,6 +180,12 @@ fn a_table_is_read_under_its_former_name() {
     assert!(!reference_toml::<Renamed>().unwrap().contains("[fno]"));
     let error = model(&file("run.toml").set("fno.widht=2")).unwrap_err().to_string();
     assert!(error.contains("model.widht") && error.contains("width"), "{error}");
+    let error = model(&file("run.toml").set("fno.modes=2").set("model.modes=3")).unwrap_err().to_string();
+    assert!(error.contains("and both are given") && error.contains("write `model`"), "{error}");
+    let other = file("run.toml").set("model.type=afno");
+    assert!(model(&other).is_ok(), "the layer above chooses");
+    let error = model(&file("other.toml").set("fno.modes=2")).unwrap_err().to_string();
+    assert!(error.contains("but model.type is \"afno\""), "{error}");
 }
 
 fn load_text(text: &str) -> Result<Resolved<Run>, ConfigError> {

@@ -1,7 +1,7 @@
 //! Resumes formats whose unfinished files cannot be continued: values are logged, and a later writer replays the log.
 
 use std::fs::{self, File};
-use std::hash::{DefaultHasher, Hasher as _};
+use std::hash::{DefaultHasher, Hasher};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -11,6 +11,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::content::Content;
 use crate::dataset::DatasetWriter;
+use crate::hdf5::layout::check_range;
 use crate::unfinished::Unfinished;
 use crate::{Error, Result};
 
@@ -57,6 +58,7 @@ impl LoggedWriter {
         let frames = content.meta.samples.saturating_mul(content.meta.times.len().max(1));
         let written = vec![vec![false; frames]; content.variables.len()];
         let mut logged = Self { writer, made, folder, log, written };
+        logged.log.announce()?;
         while let Some((block, values)) = logged.log.next()? {
             let name = &content.variables[block.variable].name;
             logged.writer.write(name, block.sample, block.first, &values)?;
@@ -64,6 +66,28 @@ impl LoggedWriter {
         }
         logged.log.cut()?;
         Ok(logged)
+    }
+
+    /// Checks the place and the shape of values, since the writer of a program's own format may not do so.
+    fn block(&self, name: &str, sample: usize, first: usize, values: &Tensor) -> Result<Block> {
+        let Some(variable) = self.log.position(name) else {
+            return Err(Error::MissingField {
+                path: self.folder.target().to_owned(),
+                field: name.to_owned(),
+                found: self.log.variables.iter().map(|(name, _)| name.clone()).collect(),
+            });
+        };
+        let given = values.size();
+        let frames = given.first().map_or(0, |&frames| frames as usize);
+        let expected = self.log.shape(variable, frames);
+        if given != expected {
+            return Err(Error::Invalid(format!(
+                "values of shape {given:?} were given for `{name}`: expected {expected:?}"
+            )));
+        }
+        check_range("sample range", &(sample..sample.saturating_add(1)), self.log.samples)?;
+        check_range("frame range", &(first..first.saturating_add(frames)), self.log.frames)?;
+        Ok(Block { variable, sample, first, frames })
     }
 
     fn mark(&mut self, block: &Block) {
@@ -74,14 +98,11 @@ impl LoggedWriter {
 
 impl DatasetWriter for LoggedWriter {
     fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()> {
+        let block = self.block(variable, sample, first, values)?;
         // The writer checks the values before they are logged.
         self.writer.write(variable, sample, first, values)?;
-        let frames = values.size().first().map_or(0, |&frames| frames as usize);
-        if let Some(variable) = self.log.position(variable) {
-            let block = Block { variable, sample, first, frames };
-            self.log.append(&block, values)?;
-            self.mark(&block);
-        }
+        self.log.append(&block, values);
+        self.mark(&block);
         Ok(())
     }
 
@@ -89,7 +110,14 @@ impl DatasetWriter for LoggedWriter {
         Some(self.folder.path())
     }
 
+    fn is_resumable(&self) -> bool {
+        self.log.file.is_some()
+    }
+
     fn is_written(&self, variable: &str, sample: usize, frames: Range<usize>) -> bool {
+        if frames.end > self.log.frames {
+            return false;
+        }
         let first = sample.saturating_mul(self.log.frames);
         let range = first.saturating_add(frames.start)..first.saturating_add(frames.end);
         let written = self.log.position(variable).and_then(|at| self.written[at].get(range));
@@ -112,7 +140,7 @@ struct Block {
     frames: usize,
 }
 
-/// Log of blocks with their values in float32. Each block has a digest of its contents and of the plan; reading stops at the first
+/// Log of blocks with their values in float32. Each block ends with a digest of its contents and of the plan; reading stops at the first
 /// block that is incomplete, damaged or of another plan.
 struct Log {
     /// `None` after the log could not be written.
@@ -126,6 +154,12 @@ struct Log {
     grid: Vec<usize>,
     /// Name and channels of each variable.
     variables: Vec<(String, usize)>,
+}
+
+/// Returns whether there is no room for more on the disk, or for this user.
+fn is_of_full_disk(error: &Error) -> bool {
+    use io::ErrorKind::{QuotaExceeded, StorageFull};
+    matches!(error, Error::Io { source, .. } if matches!(source.kind(), StorageFull | QuotaExceeded))
 }
 
 impl Log {
@@ -150,25 +184,42 @@ impl Log {
         self.variables.iter().position(|(name, _)| name == variable)
     }
 
+    /// Shape of frames of a variable.
+    fn shape(&self, variable: usize, frames: usize) -> Vec<i64> {
+        let leading = [frames, self.variables[variable].1];
+        leading.iter().chain(&self.grid).map(|&extent| extent as i64).collect()
+    }
+
+    /// Reports that the log of an interrupted writer is replayed, which takes long for a long log.
+    fn announce(&self) -> Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let bytes = file.metadata().map_err(|error| Error::io(&self.path, "look at it", error))?.len();
+        if bytes > 0 {
+            let path = self.path.display();
+            tracing::info!(
+                "replaying the values that an interrupted process logged: {bytes} bytes of {path}"
+            );
+        }
+        Ok(())
+    }
+
     /// Returns the next block and its values; `None` after the last complete one.
     fn next(&mut self) -> Result<Option<(Block, Tensor)>> {
         let read = self.read().map_err(|error| Error::io(&self.path, "read it", error))?;
-        let Some((block, bytes)) = read else { return Ok(None) };
-        let values: Vec<f32> = bytes.as_chunks().0.iter().map(|&number| f32::from_le_bytes(number)).collect();
-        let shape = [block.frames, self.variables[block.variable].1];
-        let shape: Vec<i64> = shape.iter().chain(&self.grid).map(|&extent| extent as i64).collect();
-        Ok(Some((block, Tensor::f_from_slice(&values)?.f_view(&shape[..])?)))
+        let Some((block, values)) = read else { return Ok(None) };
+        let shape = self.shape(block.variable, block.frames);
+        Ok(Some((block, memory::from_vec(values, &shape)?)))
     }
 
-    fn read(&mut self) -> io::Result<Option<(Block, Vec<u8>)>> {
-        let Some(file) = &mut self.file else { return Ok(None) };
-        let left = file.metadata()?.len().saturating_sub(self.length);
-        if left < HEADER {
+    fn read(&mut self) -> io::Result<Option<(Block, Vec<f32>)>> {
+        let Some(file) = &self.file else { return Ok(None) };
+        let (mut file, left) = (file, file.metadata()?.len().saturating_sub(self.length));
+        if left < OVERHEAD {
             return Ok(None);
         }
-        let mut header = [[0; 8]; 5];
+        let mut header = [[0; 8]; 4];
         file.read_exact(header.as_flattened_mut())?;
-        let [variable, sample, first, frames, digest] = header.map(u64::from_le_bytes);
+        let [variable, sample, first, frames] = header.map(u64::from_le_bytes);
         let fits = variable < self.variables.len() as u64
             && sample < self.samples as u64
             && first.checked_add(frames).is_some_and(|end| end <= self.frames as u64);
@@ -180,14 +231,22 @@ impl Log {
         let extents = [frames, self.variables[variable].1, size_of::<f32>()];
         let bytes =
             extents.iter().chain(&self.grid).try_fold(1_usize, |all, &extent| all.checked_mul(extent));
-        let Some(bytes) = bytes.filter(|&bytes| bytes as u64 <= left - HEADER) else { return Ok(None) };
-        let mut values = vec![0; bytes];
-        file.read_exact(&mut values)?;
+        let Some(bytes) = bytes.filter(|&bytes| bytes as u64 <= left - OVERHEAD) else { return Ok(None) };
         let block = Block { variable, sample, first, frames };
-        if self.digest(&block, &values) != digest {
+        let (mut hasher, mut values) = (self.hasher(&block), Vec::with_capacity(bytes / size_of::<f32>()));
+        let mut piece = vec![0; bytes.min(PIECE)];
+        for start in (0..bytes).step_by(PIECE) {
+            let piece = &mut piece[..PIECE.min(bytes - start)];
+            file.read_exact(piece)?;
+            hasher.write(piece);
+            values.extend(piece.as_chunks().0.iter().map(|&number| f32::from_le_bytes(number)));
+        }
+        let mut digest = [0; 8];
+        file.read_exact(&mut digest)?;
+        if hasher.finish() != u64::from_le_bytes(digest) {
             return Ok(None);
         }
-        self.length += HEADER + bytes as u64;
+        self.length += OVERHEAD + bytes as u64;
         Ok(Some((block, values)))
     }
 
@@ -198,41 +257,66 @@ impl Log {
         cut.map(drop).map_err(|error| Error::io(&self.path, "remove an incomplete block", error))
     }
 
-    /// Appends a block. If the file cannot be written, for example on a full disk, the log is given up with a warning.
-    fn append(&mut self, block: &Block, values: &Tensor) -> Result<()> {
-        if self.file.is_none() {
-            return Ok(());
+    /// Appends a block. If that fails, for example on a full disk, a warning says so, and the log ends at its last complete block.
+    fn append(&mut self, block: &Block, values: &Tensor) {
+        let Some(mut file) = self.file.take() else { return };
+        match self.put(&mut file, block, values) {
+            Ok(bytes) => {
+                self.length += bytes;
+                self.file = Some(file);
+            }
+            Err(error) => {
+                let next = if is_of_full_disk(&error) {
+                    // The target may fit in the space of the log.
+                    self.length = 0;
+                    "starts again"
+                } else {
+                    "resumes at the last value in the log"
+                };
+                tracing::warn!(
+                    "no more values are logged: {error}; if this process is interrupted, the next one {next}"
+                );
+                // Reading stops at an incomplete block that cannot be removed.
+                let _ = file.set_len(self.length);
+            }
         }
-        let stored = values.f_detach()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?;
-        let stored: Vec<f32> = memory::to_vec(&stored)?;
-        let values: Vec<u8> = stored.iter().flat_map(|value| value.to_le_bytes()).collect();
-        let digest = self.digest(block, &values);
-        let header = [block.variable, block.sample, block.first, block.frames].map(|number| number as u64);
-        let header: Vec<u8> =
-            header.iter().chain([&digest]).flat_map(|number| number.to_le_bytes()).collect();
-        let Some(file) = &mut self.file else { return Ok(()) };
-        if let Err(error) = file.write_all(&header).and_then(|()| file.write_all(&values)) {
-            tracing::warn!(
-                "this conversion cannot be resumed: {} cannot be written ({error})",
-                self.path.display()
-            );
-            // Frees the space. What cannot be removed ends at its last complete block.
-            let _ = file.set_len(0);
-            self.file = None;
-        }
-        Ok(())
     }
 
-    fn digest(&self, block: &Block, values: &[u8]) -> u64 {
+    /// Writes a block and returns its length in bytes.
+    fn put(&self, file: &mut File, block: &Block, values: &Tensor) -> Result<u64> {
+        let mut length = 0;
+        let mut put = |bytes: &[u8]| {
+            length += bytes.len() as u64;
+            file.write_all(bytes).map_err(|error| Error::io(&self.path, "write it", error))
+        };
+        let header = [block.variable, block.sample, block.first, block.frames].map(|number| number as u64);
+        put(header.map(u64::to_le_bytes).as_flattened())?;
+        let stored = values.f_detach()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?;
+        let mut hasher = self.hasher(block);
+        // In pieces, so that the bytes of a large block are not in memory twice.
+        for piece in stored.f_view(-1)?.f_split((PIECE / size_of::<f32>()) as i64, 0)? {
+            let piece: Vec<f32> = memory::to_vec(&piece)?;
+            let piece: Vec<u8> = piece.into_iter().flat_map(f32::to_le_bytes).collect();
+            hasher.write(&piece);
+            put(&piece)?;
+        }
+        put(&hasher.finish().to_le_bytes())?;
+        Ok(length)
+    }
+
+    /// Hasher of a block, before its values.
+    fn hasher(&self, block: &Block) -> DefaultHasher {
         let mut hasher = DefaultHasher::new();
         hasher.write(self.plan.as_bytes());
         for number in [block.variable, block.sample, block.first, block.frames] {
             hasher.write_usize(number);
         }
-        hasher.write(values);
-        hasher.finish()
+        hasher
     }
 }
 
-/// Bytes before the values of a block.
-const HEADER: u64 = 40;
+/// Bytes of a block besides its values: four numbers before them, and the digest after them.
+const OVERHEAD: u64 = 40;
+
+/// Bytes of the values that are read, written and hashed at a time.
+const PIECE: usize = 1 << 20;

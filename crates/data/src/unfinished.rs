@@ -78,15 +78,7 @@ impl Unfinished {
         file.read_to_end(&mut found).map_err(failed)?;
         let resumes = found == plan.as_bytes();
         if !resumes {
-            for entry in fs::read_dir(&path).map_err(failed)? {
-                let entry = entry.map_err(failed)?;
-                let removed = match entry.file_type().map_err(failed)?.is_dir() {
-                    true => fs::remove_dir_all(entry.path()),
-                    false if entry.file_name() == PLAN => Ok(()),
-                    false => fs::remove_file(entry.path()),
-                };
-                removed.map_err(failed)?;
-            }
+            clear(&path).map_err(failed)?;
             let written = file.set_len(0).and_then(|()| io::Seek::rewind(&mut file));
             written.and_then(|()| file.write_all(plan.as_bytes())).map_err(failed)?;
         }
@@ -97,6 +89,16 @@ impl Unfinished {
     /// Path of the folder.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Path of the complete data set.
+    pub(crate) fn target(&self) -> &Path {
+        &self.target
+    }
+
+    /// Returns whether a later writer can resume it.
+    pub(crate) fn is_resumable(&self) -> bool {
+        self.plan.is_some()
     }
 
     /// Gives the folder the target's name. If that fails, the folder stays.
@@ -110,8 +112,11 @@ impl Unfinished {
     /// Gives `made`, a file or folder in the folder, the target's name, and removes the folder. If the first fails, the folder stays.
     pub(crate) fn finish_with(mut self, made: &Path) -> Result<()> {
         self.move_to_target(made)?;
-        // A folder that stays does no harm.
-        let _ = fs::remove_dir_all(&self.path);
+        // The plan is removed after all else, since later writers reject a folder of files without a plan. A folder that stays with
+        // its plan does no harm.
+        let _ = clear(&self.path)
+            .and_then(|()| fs::remove_file(self.path.join(PLAN)))
+            .and_then(|()| fs::remove_dir(&self.path));
         Ok(())
     }
 
@@ -129,11 +134,24 @@ impl Unfinished {
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        if !self.is_kept && self.plan.is_none() {
+        if !self.is_kept && !self.is_resumable() {
             // Nothing else can be done about what cannot be removed.
             let _ = fs::remove_dir_all(&self.path);
         }
     }
+}
+
+/// Removes all entries of an unfinished folder but its plan.
+fn clear(path: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        match entry.file_type()?.is_dir() {
+            true => fs::remove_dir_all(entry.path())?,
+            false if entry.file_name() == PLAN => (),
+            false => fs::remove_file(entry.path())?,
+        }
+    }
+    Ok(())
 }
 
 /// Rejects a target that exists: a folder replaces nothing.
@@ -194,5 +212,25 @@ mod tests {
         fs::write(&made, "new").unwrap();
         folder.finish_with(&made).unwrap();
         assert!(fs::read(&target).unwrap() == b"new" && !again.exists());
+    }
+
+    /// A process that is killed while it removes the folder leaves one that the next writer takes over.
+    #[test]
+    fn a_folder_that_is_removed_in_part_is_taken_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let (target, partial) = (folder.path().join("a.h5"), folder.path().join(".a.h5.partial"));
+        let (first, _) = Unfinished::of_plan(&target, "plan").unwrap();
+        for name in ["result", "more"] {
+            fs::create_dir(partial.join(name)).unwrap();
+            fs::write(partial.join(name).join("file"), "").unwrap();
+        }
+        fs::write(partial.join("values"), "").unwrap();
+        clear(first.path()).unwrap();
+        let left: Vec<_> = fs::read_dir(&partial).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, [PLAN]);
+        drop(first);
+        drop(Unfinished::of_plan(&target, "another plan").unwrap());
+        fs::remove_file(partial.join(PLAN)).unwrap();
+        drop(Unfinished::of_plan(&target, "plan").unwrap());
     }
 }

@@ -64,8 +64,8 @@ pub trait WriterFormat: 'static {
     fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>>;
 
     /// Creates a file or folder that a later call with the same content and `plan` resumes if this process ends before it is
-    /// complete; [`is_written`](DatasetWriter::is_written) tells what is there. Returns `None` if the format cannot continue
-    /// unfinished files; [`WriterEntry::create_or_resume`] then logs the values.
+    /// complete; [`is_written`](DatasetWriter::is_written) tells what is there, and [`is_resumable`](DatasetWriter::is_resumable) is
+    /// true. Returns `None` if the format cannot continue unfinished files; [`WriterEntry::create_or_resume`] then logs the values.
     ///
     /// # Errors
     /// Those of [`WriterFormat::create`], and a folder that another process is writing.
@@ -168,7 +168,10 @@ impl WriterEntry {
     /// Creates a file or folder, or resumes the one that an interrupted process of the same plan left.
     ///
     /// If the format cannot resume, the values are also written to a log next to the target, and a resumed writer is given them again, in
-    /// the same order. The log takes as much space as the values in float32 until the data set is complete.
+    /// the same order. The log takes as much space as the values in float32 until the data set is complete. Of a writer with a log, only
+    /// [`write`](DatasetWriter::write) is available: it takes no windows and has no tiles, and other ranks cannot join it. It rejects
+    /// variables, samples, frames and shapes that `content` does not have, also if the format does not check them. If the log cannot be
+    /// written, a warning says so, and the writer continues without it: see [`is_resumable`](DatasetWriter::is_resumable).
     ///
     /// # Errors
     /// Those of [`WriterFormat::create`] and [`WriterFormat::resume`], and a log that cannot be read.
@@ -178,9 +181,11 @@ impl WriterEntry {
         content: &Content,
         plan: &str,
     ) -> Result<Box<dyn DatasetWriter>> {
-        match (self.resume)(path, content, plan)? {
+        // Files of another format in the unfinished folder cannot be continued.
+        let plan = format!("{}\n{plan}", self.name);
+        match (self.resume)(path, content, &plan)? {
             Some(writer) => Ok(writer),
-            None => Ok(Box::new(LoggedWriter::create_or_resume(&self.create, path, content, plan)?)),
+            None => Ok(Box::new(LoggedWriter::create_or_resume(&self.create, path, content, &plan)?)),
         }
     }
 

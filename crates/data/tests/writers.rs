@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use hdf5_metno::types::VarLenUnicode;
 use isobar_data::{
-    Content, DataConfig, DataVariable, Dataset, Dim, Part, PredictionMeta, Statistics, Storage, Summary,
-    TimeUnit, Window, area_weights, merge_channels, summarize, writer, writers,
+    Content, DataConfig, DataVariable, Dataset, DatasetWriter, Dim, Part, PredictionMeta, Result, Statistics,
+    Storage, Summary, TimeUnit, Window, WriterEntry, WriterFormat, area_weights, merge_channels, summarize,
+    writer, writers,
 };
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
@@ -377,13 +378,17 @@ fn without_a_value_there_are_no_statistics() {
     }
 }
 
-/// The bytes of a file, or of the files of a folder, by name.
+/// Bytes of a file, or of all files below a folder, by path.
 fn bytes(path: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let files = match path.is_dir() {
-        true => std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect(),
-        false => vec![path.to_owned()],
-    };
-    files.into_iter().map(|file| (file.file_name().unwrap().into(), std::fs::read(file).unwrap())).collect()
+    let (mut found, mut left) = (BTreeMap::new(), vec![path.to_owned()]);
+    while let Some(at) = left.pop() {
+        if at.is_dir() {
+            left.extend(std::fs::read_dir(&at).unwrap().map(|entry| entry.unwrap().path()));
+        } else {
+            let _ = found.insert(at.strip_prefix(path).unwrap().to_owned(), std::fs::read(&at).unwrap());
+        }
+    }
+    found
 }
 
 /// Writes the blocks that are not there, and returns how many there were; after `most` it ends as a process that is killed does.
@@ -446,11 +451,92 @@ fn an_interrupted_writer_resumes(#[case] format: &str, #[case] is_packed: bool) 
     assert_eq!(resume("another plan", 2), 0);
     assert!(!path("air").exists());
     assert_eq!(resume("another plan", usize::MAX), 2);
-    assert_eq!(
-        bytes(&path("air")).into_values().collect::<Vec<_>>(),
-        bytes(&path("once")).into_values().collect::<Vec<_>>()
-    );
+    assert_eq!(bytes(&path("air")), bytes(&path("once")));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
+}
+
+/// A writer of another format does not continue the unfinished folder of the first.
+#[rstest]
+#[case("npy", "zarr")]
+#[case("zarr", "npy")]
+#[case("hdf5", "netcdf")]
+fn another_format_starts_again(#[case] first: &str, #[case] second: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let resume =
+        |format: &str, name: &str, most| self::resume(format, &path(name), &Storage::default(), "plan", most);
+    assert_eq!(resume(first, "air", 3), 0);
+    assert_eq!(resume(second, "air", usize::MAX), 0);
+    assert_eq!(resume(second, "once", usize::MAX), 0);
+    assert_eq!(bytes(&path("air")), bytes(&path("once")));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
+}
+
+/// An error at the end keeps the values that were written.
+#[rstest]
+fn a_writer_that_cannot_finish_resumes(#[values("hdf5", "npy", "zarr")] format: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("air");
+    let (content, format_of) = (content(Storage::default()), writer(Some(format), &path).unwrap());
+    let mut target = format_of.create_or_resume(&path, &content, "plan").unwrap();
+    target.write("h", 0, 0, &values(1).get(0)).unwrap();
+    assert!(target.is_resumable());
+    assert!(target.finish().unwrap_err().to_string().contains("written"));
+    assert_eq!(resume(format, &path, &Storage::default(), "plan", usize::MAX), 2);
+    assert!(!format_of.create(&folder.path().join("other"), &content).unwrap().is_resumable());
+}
+
+/// A format that checks nothing.
+struct Unchecked(PathBuf);
+
+impl WriterFormat for Unchecked {
+    const NAME: &'static str = "unchecked";
+    const SUMMARY: &'static str = "An empty file.";
+
+    fn create(path: &Path, _content: &Content) -> Result<Box<dyn DatasetWriter>> {
+        Ok(Box::new(Self(path.to_owned())))
+    }
+}
+
+impl DatasetWriter for Unchecked {
+    fn write(&mut self, _variable: &str, _sample: usize, _first: usize, _values: &Tensor) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        std::fs::write(self.0, "").unwrap();
+        Ok(())
+    }
+}
+
+/// Values that the content does not have are errors, also if the format does not check them.
+#[test]
+fn logged_values_are_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("air");
+    let content = content(Storage::default());
+    let create = || WriterEntry::of::<Unchecked>().create_or_resume(&path, &content, "plan").unwrap();
+    let mut target = create();
+    let frames = values(1).get(0).narrow(0, 0, 2);
+    for (name, sample, first, values, problem) in [
+        ("v", 0, 0, frames.shallow_clone(), "there is no field `v`"),
+        ("h", 2, 0, frames.shallow_clone(), "sample range 2..3 is out of range: there are 2"),
+        ("h", 0, 2, frames.shallow_clone(), "frame range 2..4 is out of range: there are 3"),
+        ("h", usize::MAX, usize::MAX, frames.shallow_clone(), "out of range"),
+        ("wind", 0, 0, frames.shallow_clone(), "expected [2, 2, 5, 4]"),
+        ("h", 0, 0, frames.get(0), "expected [1, 1, 5, 4]"),
+        ("h", 0, 0, frames.mean(Kind::Float), "expected [0, 1, 5, 4]"),
+    ] {
+        let error = target.write(name, sample, first, &values).unwrap_err().to_string();
+        assert!(error.contains(problem), "{error}");
+    }
+    target.write("h", 1, 1, &frames).unwrap();
+    drop(target);
+    let target = create();
+    assert!(target.is_written("h", 1, 1..3) && !target.is_written("h", 1, 0..3));
+    assert!(!target.is_written("h", 0, 4..6), "frames of the next sample");
+    target.finish().unwrap();
+    assert!(path.is_file());
 }
 
 /// Content that a format cannot hold is an error before a folder is made.

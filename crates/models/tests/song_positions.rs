@@ -297,7 +297,7 @@ fn super_resolution_is_read_from_tables() {
     config.check(&on_patches(vec![4, 6])).unwrap();
     let error = config.check(&on_patches(vec![4, 5])).unwrap_err().to_string();
     assert!(error.contains("patch_shape is [4, 5], expected multiples of 2"), "{error}");
-    assert!(error.ends_with("--set 'diffusion.patches.patch_shape=[4, 6]'"), "{error}");
+    assert!(error.ends_with("--set 'task.patches.patch_shape=[4, 6]'"), "{error}");
     let mut of_one_grid = table.clone();
     of_one_grid["additive_pos_embed"] = json!(true);
     let of_one_grid: ModelConfig = serde_json::from_value(of_one_grid).unwrap();

@@ -348,6 +348,12 @@ impl Trainer {
         let objective = self.objective.unwrap_or_else(|| objective::standard(sigma_data.as_ref()));
         let setup = Setup { model: name.to_owned(), sigma_data: sigma_data.clone(), ..Setup::default() };
         objective.check(&setup)?;
+        if let Some(stage) = objective.first_stage() {
+            let found =
+                format!("{} = {}, a run whose network is called first", stage.key, stage.folder.display());
+            let expected = "a task without a first stage; `isobar train` calls that of a task";
+            return Err(Error::invalid("the task", found, expected).into());
+        }
         let manager = DistributedManager::get().or_else(|_| DistributedManager::initialize())?;
         let world = manager.group(None)?;
         let names: Vec<&str> = self.mesh.1.iter().map(String::as_str).collect();

@@ -130,6 +130,17 @@ fn denoiser() -> EdmPreconditionerConfig {
     EdmPreconditionerConfig::new(ModelConfig::new(network))
 }
 
+/// The network of a first stage would not be called.
+#[test]
+fn a_task_with_a_first_stage_is_refused() {
+    let folder = tempdir().unwrap();
+    let task = DiffusionConfig { regression: Some("runs/first".into()), ..DiffusionConfig::default() };
+    let read = |_: &Windows| Err("no data are read".into());
+    let trainer = Trainer::new(folder.path()).objective(task);
+    let error = trainer.fit_architecture(&[12, 10], read, &denoiser()).unwrap_err().to_string();
+    assert!(error.contains("regression = runs/first") && error.contains("`isobar train`"), "{error}");
+}
+
 fn two_steps(trainer: Trainer) -> Trainer {
     drawing(1, trainer)
 }

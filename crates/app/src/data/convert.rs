@@ -8,6 +8,7 @@ use anyhow::Result;
 use clap::Args;
 use isobar_data::{Content, Dataset, DatasetWriter, PredictionMeta, Storage, Window, digest, writer};
 use isobar_manager::format_bytes;
+use isobar_manager::logging::show_where_nobody_does;
 use isobar_train::config::DataConfig;
 use serde_json::json;
 
@@ -48,6 +49,7 @@ pub(crate) struct ConvertArgs {
 
 /// Runs the command.
 pub(super) fn run(args: &ConvertArgs) -> Result<Exit> {
+    let _shown = show_where_nobody_does(0);
     let mut set = args.set.clone();
     if !args.variables.is_empty() {
         set.push(format!("data.fields={}", serde_json::to_string(&args.variables)?));
@@ -104,13 +106,17 @@ fn convert(data: &dyn Dataset, config: &DataConfig, args: &ConvertArgs, storage:
             data.path().display()
         );
     }
-    let there = fill(&mut *target, data, &content).inspect_err(|_| {
-        if plan.is_some() {
-            tracing::warn!("the converted part is kept; the same command resumes");
-        }
-    })?;
-    target.finish()?;
+    let there = fill(&mut *target, data, &content).inspect_err(|_| hint(target.is_resumable()))?;
+    let is_resumable = target.is_resumable();
+    target.finish().inspect_err(|_| hint(is_resumable))?;
     Ok(there)
+}
+
+/// Says after an error how to go on.
+fn hint(is_resumable: bool) {
+    if is_resumable {
+        tracing::warn!("the converted part is kept; the same command resumes");
+    }
 }
 
 /// Writes all values that are not there. Returns the bytes of those that are.

@@ -60,8 +60,8 @@ Examples:
     Stats(stats::StatsArgs),
     /// Convert a data set to another format
     ///
-    /// With bounded memory. The new file takes its name once it is complete; an interrupted conversion leaves nothing and is started
-    /// again from the beginning.
+    /// With bounded memory. The new file takes its name once it is complete. The same command resumes an interrupted conversion, from the
+    /// folder `.TARGET.partial`.
     #[command(after_long_help = "\
 Examples:
   isobar data convert era5.nc era5.h5

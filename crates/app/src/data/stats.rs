@@ -30,7 +30,8 @@ pub(crate) struct StatsArgs {
 /// Runs the command.
 pub(super) fn run(args: &StatsArgs) -> Result<Exit> {
     let (data, config, is_run) = args.data.open()?;
-    let Part { data, samples, target } = match is_run && !args.all {
+    let is_part = is_run && !args.all;
+    let Part { data, samples, target } = match is_part {
         true => config.data.train_part()?,
         false => Part {
             samples: 0..data.samples(),
@@ -49,8 +50,10 @@ pub(super) fn run(args: &StatsArgs) -> Result<Exit> {
             terminal::line("inputs");
             let mut content = measure(&*data, inputs, &samples)?;
             terminal::line("targets");
-            // Samples have the same numbers in both.
-            content["targets"] = measure(&**target, targets, &samples)?;
+            // Training samples have the same numbers in both. Of all samples, each data set has its own number.
+            let own = if is_part { samples.clone() } else { 0..target.samples() };
+            content["targets"] = measure(&**target, targets, &own)?;
+            content["targets"]["samples"] = json!([own.start, own.end]);
             content
         }
     };
@@ -120,7 +123,50 @@ fn table(summaries: &[Summary]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+
+    /// Writes a NumPy array of zeros.
+    fn zeros(path: &Path, shape: [usize; 2]) {
+        let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape:?}, }}");
+        let header = header.replace('[', "(").replace(']', ")") + "\n";
+        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+        bytes.extend(u16::try_from(header.len()).unwrap().to_le_bytes());
+        bytes.extend(header.bytes());
+        bytes.extend(vec![0; 4 * shape[0] * shape[1]]);
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    /// All samples of the inputs and all of the targets are measured, even if they do not pair.
+    #[test]
+    fn all_samples_of_the_targets_are_measured() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        zeros(&path("a.npy"), [3, 4]);
+        zeros(&path("b.npy"), [5, 8]);
+        let text = format!(
+            "[data]\npath = {:?}\nformat = \"npy\"\ninputs = [\"a\"]\ntargets = [\"b\"]\nvalidation_samples = 1\n\
+             [data.npy]\naxes = [\"sample\", \"x\"]\n[data.target]\npath = {:?}\n",
+            path("a.npy"),
+            path("b.npy")
+        );
+        std::fs::write(path("run.toml"), text).unwrap();
+        let measure = |all| {
+            let data = DataArgs { path: path("run.toml"), format: None, set: Vec::new() };
+            run(&StatsArgs { data, output: Some(path("stats.json")), all })?;
+            anyhow::Ok(serde_json::from_slice::<Value>(&std::fs::read(path("stats.json"))?)?)
+        };
+        let found = measure(true).unwrap();
+        let of = |set: &Value| [set["samples"].clone(), set["channels"][0]["values"]["count"].clone()];
+        assert_eq!(of(&found), [json!([0, 3]), json!(12)]);
+        assert_eq!(of(&found["targets"]), [json!([0, 5]), json!(40)]);
+        assert!(measure(false).unwrap_err().to_string().contains("different numbers of samples"));
+        zeros(&path("b.npy"), [3, 8]);
+        let found = measure(false).unwrap();
+        assert_eq!(of(&found), [json!([0, 2]), json!(8)]);
+        assert_eq!(of(&found["targets"]), [json!([0, 2]), json!(16)]);
+    }
 
     #[test]
     fn channels_without_a_value_have_no_numbers() {

@@ -116,8 +116,8 @@ impl FirstStage {
             Err(error) => return Err(error.into()),
         };
         bail!(Exit::Usage.because(format!(
-            "the denoiser was trained with the regression {}, which {problem}; let task.{} name the run that has it (digest {}), or \
-             train the denoiser anew",
+            "the denoiser was trained with the regression {}, which {problem}; set task.{} to the run that holds the checkpoint with digest {}, \
+             or train the denoiser again",
             path.display(),
             self.settings.key,
             recorded.digest
@@ -160,8 +160,12 @@ fn trained(settings: &objective::FirstStage, second: &Config) -> Result<ModelCon
     let refuse = |problem: String| -> Result<ModelConfig> {
         bail!(Exit::Usage.because(format!("task.{key} is {}, {problem}", folder.display())))
     };
-    if first.model.denoises().is_some() {
-        return refuse("a denoiser; expected the folder of a run whose model is none".to_owned());
+    if !first.task.can_be_first_stage() {
+        let task = first.task.name();
+        return refuse(format!(
+            "a run with task.type = \"{task}\", whose prediction is not one call of its network; expected a run with task.type = \
+             \"regression\""
+        ));
     }
     if [&first, second].iter().any(|stage| stage.data.predict != Predict::Frame) {
         return refuse("and data.predict is \"change\" in one of both; expected \"frame\"".to_owned());
@@ -270,6 +274,14 @@ mod tests {
         save(folder.path(), 1, RunState { identity: json!({ Used::KEY: used }), ..state(2, 0.5) });
         assert_eq!(recorded(folder.path()), Some(used.clone()));
         assert_eq!(recorded(&folder.path().join("checkpoints/step_00000002")), Some(used));
+    }
+
+    #[test]
+    fn a_run_that_draws_samples_is_no_first_stage() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("config.toml"), "[task]\ntype = \"diffusion\"\n").unwrap();
+        let error = trained(&settings(folder.path()), &Config::default()).unwrap_err().to_string();
+        assert!(error.contains("a run with task.type = \"diffusion\", whose prediction"), "{error}");
     }
 
     #[test]

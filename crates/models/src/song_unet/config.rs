@@ -172,7 +172,7 @@ impl SongUNetConfig {
         let check = Checker(model);
         check.ensure(!self.additive_pos_embed || *patch == own, || {
             format!(
-                "diffusion.patches.patch_shape is {patch:?}, but with model.additive_pos_embed the network computes on {own:?} points only; \
+                "task.patches.patch_shape is {patch:?}, but with model.additive_pos_embed the network computes on {own:?} points only; \
                  --set model.additive_pos_embed=false"
             )
         })?;
@@ -181,8 +181,8 @@ impl SongUNetConfig {
         check.ensure(patch.iter().all(|extent| extent.is_multiple_of(multiple)), || {
             let fitting: Vec<usize> = patch.iter().map(|extent| extent.next_multiple_of(multiple)).collect();
             format!(
-                "diffusion.patches.patch_shape is {patch:?}, expected multiples of {multiple} for a network of {levels} levels; --set \
-                 'diffusion.patches.patch_shape={fitting:?}'"
+                "task.patches.patch_shape is {patch:?}, expected multiples of {multiple} for a network of {levels} levels; --set \
+                 'task.patches.patch_shape={fitting:?}'"
             )
         })
     }

@@ -197,13 +197,22 @@ impl Grid {
 
     /// The extents that it expects, in words, where the output keeps them.
     pub(super) fn expected(&self, factor: i64) -> String {
-        match (self.resizes(), self.coarsening()) {
-            (true, 1) => format!("extents of at least {factor}"),
-            (true, strides) => {
-                format!("extents of which {} levels leave a point, each divided by {strides}", self.levels)
-            }
-            (false, _) => format!("extents divisible by {factor}"),
+        if !self.resizes() {
+            return format!("extents divisible by {factor}");
         }
+        let least: Vec<i64> = self.stride.iter().map(|&stride| self.least(stride)).collect();
+        match least.windows(2).all(|pair| pair[0] == pair[1]) {
+            true => format!("extents of at least {}", least.first().copied().unwrap_or(1)),
+            false => format!("extents of at least {least:?}"),
+        }
+    }
+
+    /// Smallest extent that leaves a point on the lowest level, along a dim with this stride.
+    fn least(&self, stride: i64) -> i64 {
+        (1..self.levels).fold(1, |below: i64, _| {
+            (0..self.blocks)
+                .fold(below.saturating_mul(self.pool), |extent, _| (extent - 1).saturating_mul(stride) + 1)
+        })
     }
 
     /// Extent after so many convolutions.

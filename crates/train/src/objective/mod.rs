@@ -130,6 +130,13 @@ pub trait Objective: fmt::Debug + Send + Sync {
     fn first_stage(&self) -> Option<FirstStage> {
         None
     }
+
+    /// Returns whether a run of this task can be the [first stage](Self::first_stage) of another, which calls the network once on the
+    /// fields of the data; by default if the task has no first stage itself. A task with its own [`predict`](Self::predict) or
+    /// [`fields_of_network`](Self::fields_of_network) returns false.
+    fn can_be_first_stage(&self) -> bool {
+        self.first_stage().is_none()
+    }
 }
 
 /// Run and settings that an [`Objective`] is [checked](Objective::check) against.
@@ -276,6 +283,9 @@ pub trait AnyObjective: fmt::Debug + Send + Sync {
 
     /// Returns [`Objective::first_stage`].
     fn first_stage(&self) -> Option<FirstStage>;
+
+    /// Returns [`Objective::can_be_first_stage`].
+    fn can_be_first_stage(&self) -> bool;
 }
 
 impl<O: Objective> AnyObjective for O {
@@ -317,6 +327,10 @@ impl<O: Objective> AnyObjective for O {
 
     fn first_stage(&self) -> Option<FirstStage> {
         Objective::first_stage(self)
+    }
+
+    fn can_be_first_stage(&self) -> bool {
+        Objective::can_be_first_stage(self)
     }
 }
 

@@ -382,6 +382,10 @@ impl DatasetWriter for ZarrWriter {
         Some(&self.folder)
     }
 
+    fn is_resumable(&self) -> bool {
+        self.own.as_ref().is_some_and(Unfinished::is_resumable)
+    }
+
     fn tile(&self) -> Option<Vec<usize>> {
         let of = |variable: &Variable| variable.chunk[variable.chunk.len() - self.grid.len()..].to_vec();
         self.variables.first().map(of)
