@@ -165,9 +165,13 @@ impl Layer {
         let Entry { key, key_place: place, value } = tables.remove(index);
         let former_of =
             format!("`{former}` is the former name of `{present}` with {present}.type = \"{former}\"");
-        let message = match chosen {
-            _ if beside => format!("{former_of}, and both are given"),
-            Some(other) if other != former => format!("{former_of}, but {present}.type is \"{other}\""),
+        let help = format!("write `{present}` in place of `{former}`");
+        let (message, help) = match chosen {
+            _ if beside => (format!("{former_of}, and both are given"), help),
+            Some(other) if other != former => (
+                format!("{former_of}, but {present}.type is \"{other}\""),
+                format!("{help}, and {present}.type = \"{former}\" beside it"),
+            ),
             _ => {
                 self.insert(&[present, TYPE], Node { place, kind: Kind::Text(key) });
                 let Kind::Table(entries) = value.kind else { return Ok(()) };
@@ -175,7 +179,7 @@ impl Layer {
                 return Ok(());
             }
         };
-        Err(Problem { message, place, help: Some(format!("write `{present}` in place of `{former}`")) })
+        Err(Problem { message, place, help: Some(help) })
     }
 
     /// The `type` that the layer names in a table.

@@ -31,6 +31,16 @@ pub struct Storage {
     pub deflate: Option<u8>,
 }
 
+impl Content {
+    /// Returns the bytes of all values in float32.
+    pub fn bytes(&self) -> u64 {
+        let channels = self.variables.iter().map(|variable| variable.channels.len()).sum::<usize>();
+        let points = self.dims.iter().map(|dim| dim.coordinates.len());
+        let extents = [self.meta.samples, self.meta.times.len().max(1), channels, size_of::<f32>()];
+        extents.into_iter().chain(points).fold(1, |bytes, extent| bytes.saturating_mul(extent as u64))
+    }
+}
+
 impl Storage {
     /// Extents of a chunk of an array with these axes; `None` for contiguous storage.
     ///

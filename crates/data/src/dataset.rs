@@ -249,7 +249,7 @@ pub trait DatasetWriter {
         false
     }
 
-    /// Returns whether a later process can resume after all values that were written, if this one ends before the file is complete: see
+    /// Returns whether a later process can resume after values that were written, if this one ends before the file is complete: see
     /// [`WriterEntry::create_or_resume`](crate::WriterEntry::create_or_resume).
     fn is_resumable(&self) -> bool {
         false

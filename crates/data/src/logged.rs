@@ -24,6 +24,9 @@ const MADE: &str = "result";
 /// Creates a data set.
 type Create<'a> = &'a dyn Fn(&Path, &Content) -> Result<Box<dyn DatasetWriter>>;
 
+/// Returns the bytes that are free on the disk of a folder, if they are known.
+type Free<'a> = &'a dyn Fn(&Path) -> Option<u64>;
+
 /// Writer of any format that also logs the values. If a process is interrupted, the next one with the same plan
 /// recreates the file and replays the log in order; the result is byte-identical to an uninterrupted write.
 pub(crate) struct LoggedWriter {
@@ -38,7 +41,7 @@ pub(crate) struct LoggedWriter {
 
 impl LoggedWriter {
     pub(crate) fn create_or_resume(
-        create: Create<'_>,
+        (create, free): (Create<'_>, Free<'_>),
         target: &Path,
         content: &Content,
         plan: &str,
@@ -54,7 +57,8 @@ impl LoggedWriter {
         }
         let made = results.join(target.file_name().unwrap_or_default());
         let writer = create(&made, content)?;
-        let log = Log::open(&folder.path().join(LOG), content, plan)?;
+        let mut log = Log::open(&folder.path().join(LOG), content, plan)?;
+        log.keep_if_it_fits(content.bytes(), free(folder.path()))?;
         let frames = content.meta.samples.saturating_mul(content.meta.times.len().max(1));
         let written = vec![vec![false; frames]; content.variables.len()];
         let mut logged = Self { writer, made, folder, log, written };
@@ -178,6 +182,23 @@ impl Log {
             grid: content.dims.iter().map(|dim| dim.coordinates.len()).collect(),
             variables: variables.map(|variable| (variable.name.clone(), variable.channels.len())).collect(),
         })
+    }
+
+    /// Empties the log, and logs nothing, if `free` bytes have no room for the target and all values, `bytes` each.
+    fn keep_if_it_fits(&mut self, bytes: u64, free: Option<u64>) -> Result<()> {
+        let (Some(file), Some(free)) = (&self.file, free) else { return Ok(()) };
+        let failed = |error| Error::io(&self.path, "look at it", error);
+        let there = file.metadata().map_err(failed)?.len();
+        if free.saturating_add(there) >= bytes.saturating_mul(2) {
+            return Ok(());
+        }
+        tracing::warn!(
+            "{free} bytes are free, expected twice the {bytes} bytes of the values: they are not logged, and a process that is \
+             interrupted cannot be resumed"
+        );
+        file.set_len(0).map_err(|error| Error::io(&self.path, "empty it", error))?;
+        self.file = None;
+        Ok(())
     }
 
     fn position(&self, variable: &str) -> Option<usize> {

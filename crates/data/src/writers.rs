@@ -171,7 +171,8 @@ impl WriterEntry {
     /// the same order. The log takes as much space as the values in float32 until the data set is complete. Of a writer with a log, only
     /// [`write`](DatasetWriter::write) is available: it takes no windows and has no tiles, and other ranks cannot join it. It rejects
     /// variables, samples, frames and shapes that `content` does not have, also if the format does not check them. If the log cannot be
-    /// written, a warning says so, and the writer continues without it: see [`is_resumable`](DatasetWriter::is_resumable).
+    /// written, a warning says so, and the writer continues without it: see [`is_resumable`](DatasetWriter::is_resumable). So it does
+    /// from the beginning if the disk has no room for both, where `free` tells the bytes that are free on the disk of a folder.
     ///
     /// # Errors
     /// Those of [`WriterFormat::create`] and [`WriterFormat::resume`], and a log that cannot be read.
@@ -180,12 +181,15 @@ impl WriterEntry {
         path: &Path,
         content: &Content,
         plan: &str,
+        free: impl Fn(&Path) -> Option<u64>,
     ) -> Result<Box<dyn DatasetWriter>> {
         // Files of another format in the unfinished folder cannot be continued.
         let plan = format!("{}\n{plan}", self.name);
         match (self.resume)(path, content, &plan)? {
             Some(writer) => Ok(writer),
-            None => Ok(Box::new(LoggedWriter::create_or_resume(&self.create, path, content, &plan)?)),
+            None => {
+                Ok(Box::new(LoggedWriter::create_or_resume((&self.create, &free), path, content, &plan)?))
+            }
         }
     }
 

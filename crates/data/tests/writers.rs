@@ -394,7 +394,8 @@ fn bytes(path: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 /// Writes the blocks that are not there, and returns how many there were; after `most` it ends as a process that is killed does.
 fn resume(format: &str, path: &Path, storage: &Storage, plan: &str, most: usize) -> usize {
     let content = content(storage.clone());
-    let mut target = writer(Some(format), path).unwrap().create_or_resume(path, &content, plan).unwrap();
+    let mut target =
+        writer(Some(format), path).unwrap().create_or_resume(path, &content, plan, |_| None).unwrap();
     let (mut there, mut written) = (0, 0);
     for sample in 0..SAMPLES {
         for (name, channels) in [("h", 1), ("wind", 2)] {
@@ -455,6 +456,28 @@ fn an_interrupted_writer_resumes(#[case] format: &str, #[case] is_packed: bool) 
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing else is left");
 }
 
+/// Without room for the target and a log of its values, an interrupted writer starts again.
+#[test]
+fn values_are_logged_if_there_is_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("air.h5");
+    let log = folder.path().join(".air.h5.partial/values");
+    let content = content(Storage::default());
+    let needed = 2 * content.bytes();
+    let create = |free: u64| {
+        let format = writer(Some("hdf5"), &path).unwrap();
+        let mut target = format.create_or_resume(&path, &content, "plan", |_| Some(free)).unwrap();
+        let there = target.is_written("h", 0, 0..3);
+        target.write("h", 0, 0, &values(1).get(0)).unwrap();
+        (there, target.is_resumable(), std::fs::metadata(&log).unwrap().len())
+    };
+    let (there, resumes, logged) = create(needed);
+    assert!(!there && resumes && logged > 0, "{logged}");
+    // The log has its room.
+    assert_eq!(create(needed - logged), (true, true, 2 * logged));
+    assert_eq!(create(needed - 2 * logged - 1), (false, false, 0));
+}
+
 /// A writer of another format does not continue the unfinished folder of the first.
 #[rstest]
 #[case("npy", "zarr")]
@@ -478,7 +501,7 @@ fn a_writer_that_cannot_finish_resumes(#[values("hdf5", "npy", "zarr")] format: 
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("air");
     let (content, format_of) = (content(Storage::default()), writer(Some(format), &path).unwrap());
-    let mut target = format_of.create_or_resume(&path, &content, "plan").unwrap();
+    let mut target = format_of.create_or_resume(&path, &content, "plan", |_| None).unwrap();
     target.write("h", 0, 0, &values(1).get(0)).unwrap();
     assert!(target.is_resumable());
     assert!(target.finish().unwrap_err().to_string().contains("written"));
@@ -515,7 +538,8 @@ fn logged_values_are_checked() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("air");
     let content = content(Storage::default());
-    let create = || WriterEntry::of::<Unchecked>().create_or_resume(&path, &content, "plan").unwrap();
+    let create =
+        || WriterEntry::of::<Unchecked>().create_or_resume(&path, &content, "plan", |_| None).unwrap();
     let mut target = create();
     let frames = values(1).get(0).narrow(0, 0, 2);
     for (name, sample, first, values, problem) in [
@@ -547,7 +571,8 @@ fn content_that_a_format_cannot_hold_leaves_nothing() {
     let mut content = content(Storage::default());
     content.variables[0].name = "latitude".to_owned();
     for format in ["hdf5", "npy"] {
-        let error = writer(Some(format), &path).unwrap().create_or_resume(&path, &content, "plan").err();
+        let error =
+            writer(Some(format), &path).unwrap().create_or_resume(&path, &content, "plan", |_| None).err();
         assert!(error.unwrap().to_string().contains("cannot be the name"));
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);

@@ -70,11 +70,11 @@ impl FieldSpec {
     ) -> Result<()> {
         match &self.target_extents {
             None => Ok(()),
-            Some(targets) => self.check_outputs(model, outputs, targets, || mend(targets)),
+            Some(targets) => self.check_outputs(model, (&self.extents, outputs), targets, || mend(targets)),
         }
     }
 
-    /// Checks that a model's outputs are on the grid of the targets; `mend` says how to get them there.
+    /// Checks that a model's outputs for inputs of these extents are on the grid of the targets; `mend` says how to get them there.
     ///
     /// # Errors
     ///
@@ -82,14 +82,13 @@ impl FieldSpec {
     pub(crate) fn check_outputs(
         &self,
         model: &'static str,
-        outputs: &[usize],
+        (inputs, outputs): (&[usize], &[usize]),
         targets: &[usize],
         mend: impl FnOnce() -> String,
     ) -> Result<()> {
         ensure(model, outputs == targets, || {
             format!(
-                "for inputs of {:?} points the model's outputs have {outputs:?}, but the targets of {} have {targets:?}; {}",
-                self.extents,
+                "for inputs of {inputs:?} points the model's outputs have {outputs:?}, but the targets of {} have {targets:?}; {}",
                 self.source,
                 mend()
             )

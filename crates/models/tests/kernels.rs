@@ -235,7 +235,9 @@ fn extents_that_do_not_fit_are_refused() {
         ..FieldSpec::default()
     };
     let error = flat(vec![4, 4], vec![2, 2], vec![1, 1]).check(&fields).unwrap_err().to_string();
-    assert!(error.contains("the output for fields of [16, 8] has extents [4, 2]"), "{error}");
+    assert!(error.contains("for inputs of [16, 8] points the model's outputs have [4, 2]"), "{error}");
+    let coarse = FieldSpec { target_extents: Some(vec![4, 2]), ..fields };
+    flat(vec![4, 4], vec![2, 2], vec![1, 1]).check(&coarse).unwrap();
     let error = flat(vec![4, 9], vec![2, 1], vec![1, 0]).check_extents(&[16, 8]).unwrap_err().to_string();
     assert!(error.contains("8 points remain along dim 1 for a kernel of 9"), "{error}");
 }

@@ -7,7 +7,7 @@ use isobar_array::Generator;
 use isobar_collectives::Group;
 use isobar_data::{Augment, InMemory, Normalizer, Statistics};
 use isobar_manager::{DeviceMesh, DistributedManager};
-use isobar_models::{Architecture, Model, Sharding, SigmaData};
+use isobar_models::{Architecture, FieldSpec, Model, Sharding, SigmaData};
 use isobar_shard::{MeshParams, ParallelRegion, ParamStore, Scope, ShardTensor};
 use serde_json::json;
 use tch::Tensor;
@@ -245,7 +245,7 @@ impl Trainer {
     }
 
     /// Sets the weights of variables, latitudes, lead times and the regularization in the loss. `latitudes` are those of the full
-    /// fields, if the weights need them; see [`Weights`].
+    /// targets, if the weights need them; see [`Weights`].
     #[must_use]
     pub fn weights(self, weights: WeightsConfig, latitudes: Option<Latitudes>) -> Self {
         Self { latitudes, ..self }.configure(|config| config.train.weights = weights)
@@ -321,16 +321,16 @@ impl Trainer {
         let sharding = config.sharding();
         let finer = match &self.target_extents {
             None => config.refinement(),
-            Some(targets) => {
-                let outputs = config.output_extents(extents);
-                if outputs != *targets {
-                    let found = format!("{targets:?}");
-                    let expected = format!("those of the outputs of {:?}, {outputs:?}", C::NAME);
-                    return Err(Error::invalid("the extents of targets", found, expected).into());
-                }
-                1
-            }
+            Some(_) => 1,
         };
+        let targets = self.target_extents.as_deref().unwrap_or(extents);
+        let given: Vec<usize> = extents.iter().map(|extent| extent / finer).collect();
+        let outputs = config.output_extents(&given);
+        if outputs != targets {
+            let found = format!("{targets:?}");
+            let expected = format!("those of the outputs of {:?}, {outputs:?}", C::NAME);
+            return Err(Error::invalid("the extents of targets", found, expected).into());
+        }
         let sigma_data = self.sigma_data.clone().or_else(|| config.denoises());
         let named = Self { sigma_data, ..self };
         named.run(C::NAME, extents, data, |params| Ok(config.build(params)?), (&sharding, finer))
@@ -354,6 +354,13 @@ impl Trainer {
             let expected = "a task without a first stage; `isobar train` calls that of a task";
             return Err(Error::invalid("the task", found, expected).into());
         }
+        let fields = FieldSpec {
+            source: "the program".to_owned(),
+            extents: extents.to_vec(),
+            target_extents: self.target_extents.clone().filter(|targets| targets != extents),
+            ..FieldSpec::default()
+        };
+        objective.check_fields(&fields, false)?;
         let manager = DistributedManager::get().or_else(|_| DistributedManager::initialize())?;
         let world = manager.group(None)?;
         let names: Vec<&str> = self.mesh.1.iter().map(String::as_str).collect();

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use isobar_data::{Content, Dataset, DatasetWriter, PredictionMeta, Storage, Window, digest, writer};
+use isobar_manager::checks::free_space;
 use isobar_manager::format_bytes;
 use isobar_manager::logging::show_where_nobody_does;
 use isobar_train::config::DataConfig;
@@ -96,7 +97,7 @@ fn convert(data: &dyn Dataset, config: &DataConfig, args: &ConvertArgs, storage:
     }
     let plan = plan(data, config, &content)?;
     let mut target = match &plan {
-        Some(plan) => format.create_or_resume(&args.target, &content, plan),
+        Some(plan) => format.create_or_resume(&args.target, &content, plan, free_space),
         None => format.create(&args.target, &content),
     }
     .map_err(mended)?;
@@ -115,7 +116,9 @@ fn convert(data: &dyn Dataset, config: &DataConfig, args: &ConvertArgs, storage:
 /// Says after an error how to go on.
 fn hint(is_resumable: bool) {
     if is_resumable {
-        tracing::warn!("the converted part is kept; the same command resumes");
+        tracing::warn!(
+            "the converted part is kept; the same command resumes (on a full disk, free space for the target and the log first)"
+        );
     }
 }
 
@@ -125,8 +128,7 @@ fn fill(target: &mut dyn DatasetWriter, data: &dyn Dataset, content: &Content) -
     let frames = data.times().map_or(1, <[f64]>::len);
     let frame = points.iter().map(std::ops::Range::len).product::<usize>() * size_of::<f32>();
     let bar = bytes_bar()?;
-    let channels: usize = content.variables.iter().map(|variable| variable.channels.len()).sum();
-    bar.set_length(frame as u64 * channels as u64 * frames as u64 * data.samples() as u64);
+    bar.set_length(content.bytes());
     let mut there = 0;
     for sample in 0..data.samples() {
         for variable in &content.variables {

@@ -186,6 +186,7 @@ fn trained(settings: &objective::FirstStage, second: &Config) -> Result<ModelCon
             ("positions", data.positions.to_string()),
             ("missing", format!("{:?}", data.missing).to_lowercase()),
             ("fill", data.fill.to_string()),
+            ("target", format!("{:?}", data.target.as_ref().map(|target| (&target.format, &target.levels)))),
         ]
     };
     match channels(&first).iter().zip(&channels(second)).find(|(first, second)| first != second) {

@@ -80,10 +80,10 @@ impl ModelConfig {
         let targets = fields.target_extents.as_ref().unwrap_or(&fields.extents);
         let inputs: Vec<usize> =
             fields.extents.iter().map(|extent| extent / self.coarsening(fields)).collect();
-        // Models with a grid of their own have compared it, and named their key.
-        fields.check_outputs(self.name(), &self.output_extents(&inputs), targets, || {
+        // Some models have compared it, and named their key.
+        fields.check_outputs(self.name(), (&inputs, &self.output_extents(&inputs)), targets, || {
             "choose a model whose outputs are on the targets' grid (`Architecture::output_extents`; on finer ones model.type = \
-             \"pix2pix\" or \"sr_res_net\"), or interpolate the inputs to the targets' grid beforehand and take [data.target] away"
+             \"pix2pix\" or \"sr_res_net\"), or interpolate the inputs to the targets' grid beforehand and remove [data.target]"
                 .to_owned()
         })
     }

@@ -374,20 +374,25 @@ impl Architecture for UNetConfig {
             ("out_channels", self.out_channels),
         )?;
         self.check_extents(&fields.extents)?;
-        // Targets are on the grid of the inputs.
-        let points: Vec<i64> =
-            fields.extents.iter().map(|&extent| i64::try_from(extent).unwrap_or(i64::MAX / 2)).collect();
-        let grid = self.plan()?.grid;
-        Checker(MODEL).ensure(grid.keeps_extents() || grid.output(&points).as_deref() == Ok(&points[..]), || {
-            format!(
-                "the output for fields of {:?} has extents {:?} with {}, but the targets of {} have those of the fields; \
-                 --set 'model.padding=\"same\"' --set model.stride=1",
-                fields.extents,
-                grid.output(&points).unwrap_or_default(),
-                grid.describe(),
-                fields.source
-            )
+        let targets = fields.target_extents.as_ref().unwrap_or(&fields.extents);
+        fields.check_outputs(MODEL, (&fields.extents, &self.output_extents(&fields.extents)), targets, || {
+            "--set 'model.padding=\"same\"' --set model.stride=1 for outputs on the grid of the inputs"
+                .to_owned()
         })
+    }
+
+    fn output_extents(&self, extents: &[usize]) -> Vec<usize> {
+        let Ok(Plan { grid, .. }) = self.plan() else { return extents.to_vec() };
+        if grid.keeps_extents() {
+            return extents.to_vec();
+        }
+        let points: Vec<i64> =
+            extents.iter().map(|&extent| i64::try_from(extent).unwrap_or(i64::MAX / 2)).collect();
+        match grid.output(&points) {
+            Ok(outputs) => outputs.into_iter().map(|extent| usize::try_from(extent).unwrap_or(0)).collect(),
+            // Fields that do not fit are another error: see `check_extents`.
+            Err(_) => extents.to_vec(),
+        }
     }
 
     fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize> {

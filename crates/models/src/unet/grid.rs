@@ -210,8 +210,9 @@ impl Grid {
     /// Smallest extent that leaves a point on the lowest level, along a dim with this stride.
     fn least(&self, stride: i64) -> i64 {
         (1..self.levels).fold(1, |below: i64, _| {
-            (0..self.blocks)
-                .fold(below.saturating_mul(self.pool), |extent, _| (extent - 1).saturating_mul(stride) + 1)
+            (0..self.blocks).fold(below.saturating_mul(self.pool), |extent, _| {
+                (extent - 1).saturating_mul(stride).saturating_add(1)
+            })
         })
     }
 

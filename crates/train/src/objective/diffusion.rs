@@ -176,10 +176,6 @@ impl Objective for DiffusionConfig {
         let folder = self.regression.clone()?;
         Some(FirstStage { key: "regression", folder, is_input: self.condition_on_mean })
     }
-
-    fn can_be_first_stage(&self) -> bool {
-        false
-    }
 }
 
 crate::register_task!(DiffusionConfig);

@@ -131,11 +131,10 @@ pub trait Objective: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Returns whether a run of this task can be the [first stage](Self::first_stage) of another, which calls the network once on the
-    /// fields of the data; by default if the task has no first stage itself. A task with its own [`predict`](Self::predict) or
-    /// [`fields_of_network`](Self::fields_of_network) returns false.
+    /// Returns whether a run of this task can be the [first stage](Self::first_stage) of another; by default it cannot. The other task
+    /// calls the network once on the fields of the data, so this must be true only if a prediction is this call.
     fn can_be_first_stage(&self) -> bool {
-        self.first_stage().is_none()
+        false
     }
 }
 

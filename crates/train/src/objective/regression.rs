@@ -22,6 +22,10 @@ impl Objective for RegressionConfig {
         training.compare(&training.roll_out()?)
     }
 
+    fn can_be_first_stage(&self) -> bool {
+        true
+    }
+
     fn check(&self, setup: &Setup) -> Result<(), BoxError> {
         match &setup.sigma_data {
             None => Ok(()),
