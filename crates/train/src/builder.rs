@@ -324,7 +324,7 @@ impl Trainer {
             Some(_) => 1,
         };
         let targets = self.target_extents.as_deref().unwrap_or(extents);
-        let given: Vec<usize> = extents.iter().map(|extent| extent / finer).collect();
+        let given: Vec<usize> = extents.iter().map(|extent| extent / finer.max(1)).collect();
         let outputs = config.output_extents(&given);
         if outputs != targets {
             let found = format!("{targets:?}");

@@ -79,7 +79,7 @@ impl ModelConfig {
         self.0.check(fields)?;
         let targets = fields.target_extents.as_ref().unwrap_or(&fields.extents);
         let inputs: Vec<usize> =
-            fields.extents.iter().map(|extent| extent / self.coarsening(fields)).collect();
+            fields.extents.iter().map(|extent| extent / self.coarsening(fields).max(1)).collect();
         // Some models have compared it, and named their key.
         fields.check_outputs(self.name(), (&inputs, &self.output_extents(&inputs)), targets, || {
             "choose a model whose outputs are on the targets' grid (`Architecture::output_extents`; on finer ones model.type = \
