@@ -109,7 +109,12 @@ pub(crate) fn start(world: &Group, options: &Options) -> Result<Option<Watchdog>
         }
     });
     let mine = connected.as_ref().err().map(String::as_str).unwrap_or_default();
-    let problems = world.all_gather_bytes(mine.as_bytes())?;
+    // Others may have their watchdog already, and would take the end of this process for a loss.
+    let problems = world.all_gather_bytes(mine.as_bytes()).inspect_err(|error| {
+        if connected.is_ok() {
+            let _ = watchdog.fail(&error.to_string(), false);
+        }
+    })?;
     if let Some(rank) = problems.iter().position(|problem| !problem.is_empty()) {
         let problem = String::from_utf8_lossy(&problems[rank]).into_owned();
         logging::warn_early(format!("no watchdog: rank {rank} {problem}"));
