@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
-use isobar_array::{Array, Conv, Generator, Local, Padding, Window};
+use isobar_array::{Array, Conv, Generator, Local, Padding};
 use isobar_collectives::{Group, threads};
 use isobar_data::{InMemory, Normalizer};
 use isobar_manager::{DeviceMesh, DistributedManager};
@@ -111,14 +111,8 @@ fn other() -> Case {
 
 /// A window of fields `[sample, channel, spatial…]`.
 fn fields(seed: u64, channels: i64, extents: &[usize], window: &[Range<usize>]) -> Tensor {
-    let shape: Vec<i64> =
-        [SAMPLES, channels].into_iter().chain(extents.iter().map(|&extent| extent as i64)).collect();
-    let all =
-        Generator::new(seed).normal(&Window::whole(&shape), 0.0, 1.0, (Kind::Double, Device::Cpu)).unwrap();
-    let part = |x: Tensor, (dim, range): (usize, &Range<usize>)| {
-        x.narrow(2 + dim as i64, range.start as i64, range.len() as i64)
-    };
-    window.iter().enumerate().fold(all, part).contiguous()
+    let shape = [&[SAMPLES as usize, channels as usize], extents].concat();
+    common::cut(common::drawn(seed, &shape), window).contiguous()
 }
 
 /// Numbers that a run reports, and a prediction.

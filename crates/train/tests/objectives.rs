@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use isobar_array::{Array, Conv, Generator, Padding, Reduction, Window};
+use isobar_array::{Array, Conv, Generator, Padding, Reduction};
 use isobar_collectives::threads;
 use isobar_data::{InMemory, Normalizer};
 use isobar_manager::{DeviceMesh, DistributedManager};
@@ -49,17 +49,12 @@ impl<A: Array> Model<A> for Blur<A> {
 
 /// A window of fields `[sample, 1, rows, columns]`; with gaps, values of a corner and of most rows of a sample are missing.
 fn fields(seed: i64, window: &[Range<usize>], gaps: bool) -> Tensor {
-    let shape = [SAMPLES, 1, EXTENTS[0], EXTENTS[1]].map(|extent| extent as i64);
-    let drawn = Generator::new(seed as u64);
-    let all = drawn.normal(&Window::whole(&shape), 0.0, 1.0, (Kind::Double, Device::Cpu)).unwrap();
+    let all = common::drawn(seed as u64, &[SAMPLES, 1, EXTENTS[0], EXTENTS[1]]);
     if gaps {
         let _ = all.narrow(2, 0, 3).narrow(3, 4, 3).fill_(f64::NAN);
         let _ = all.get(1).narrow(1, seed, 6).fill_(f64::NAN);
     }
-    window
-        .iter()
-        .enumerate()
-        .fold(all, |x, (dim, range)| x.narrow(2 + dim as i64, range.start as i64, range.len() as i64))
+    common::cut(all, window)
 }
 
 fn whole() -> [Range<usize>; 2] {

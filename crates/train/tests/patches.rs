@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use isobar_array::{Array, Generator, Window};
+use isobar_array::{Array, Generator};
 use isobar_collectives::threads;
 use isobar_data::{InMemory, Normalizer};
 use isobar_manager::{DeviceMesh, DistributedManager};
@@ -43,13 +43,7 @@ fn store() -> ParamStore {
 
 /// A window of fields `[sample, channel, rows, columns]`.
 fn fields(seed: u64, channels: i64, window: &[Range<usize>]) -> Tensor {
-    let shape = [SAMPLES as i64, channels, EXTENTS[0] as i64, EXTENTS[1] as i64];
-    let all =
-        Generator::new(seed).normal(&Window::whole(&shape), 0.0, 1.0, (Kind::Double, Device::Cpu)).unwrap();
-    window
-        .iter()
-        .enumerate()
-        .fold(all, |x, (dim, range)| x.narrow(2 + dim as i64, range.start as i64, range.len() as i64))
+    common::cut(common::drawn(seed, &[SAMPLES, channels as usize, EXTENTS[0], EXTENTS[1]]), window)
 }
 
 fn whole() -> [Range<usize>; 2] {

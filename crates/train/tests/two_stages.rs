@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use isobar_array::{Generator, Window};
+use isobar_array::Generator;
 use isobar_collectives::threads;
 use isobar_data::{InMemory, Normalizer};
 use isobar_manager::{DeviceMesh, DistributedManager};
@@ -35,13 +35,7 @@ fn scales() -> [Normalizer; 2] {
 
 /// A window of inputs or targets `[sample, 1, rows, columns]`.
 fn fields(seed: u64, window: &[Range<usize>]) -> Tensor {
-    let shape = [SAMPLES, 1, EXTENTS[0], EXTENTS[1]].map(|extent| extent as i64);
-    let all =
-        Generator::new(seed).normal(&Window::whole(&shape), 0.0, 1.0, (Kind::Double, Device::Cpu)).unwrap();
-    window
-        .iter()
-        .enumerate()
-        .fold(all, |x, (dim, range)| x.narrow(2 + dim as i64, range.start as i64, range.len() as i64))
+    common::cut(common::drawn(seed, &[SAMPLES, 1, EXTENTS[0], EXTENTS[1]]), window)
 }
 
 fn whole() -> [Range<usize>; 2] {

@@ -1,9 +1,29 @@
-//! The usual model and task over fields, for struct updates.
+//! The usual fields, and the usual model and task over them, for struct updates.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::ops::Range;
+
+use isobar_array::{Generator, Window};
 use isobar_data::{Augment, Normalizer, Samples};
 use isobar_train::loss::Mse;
 use isobar_train::metric::Report;
 use isobar_train::{FieldModel, FieldTask, Variable, Weights};
+use tch::{Device, Kind, Tensor};
+
+/// Fields `[sample, channel, spatial…]` of normally distributed numbers in float64.
+pub(crate) fn drawn(seed: u64, shape: &[usize]) -> Tensor {
+    let shape: Vec<i64> = shape.iter().map(|&extent| extent as i64).collect();
+    Generator::new(seed).normal(&Window::whole(&shape), 0.0, 1.0, (Kind::Double, Device::Cpu)).unwrap()
+}
+
+/// A window of fields `[sample, channel, spatial…]`.
+pub(crate) fn cut(all: Tensor, window: &[Range<usize>]) -> Tensor {
+    window
+        .iter()
+        .enumerate()
+        .fold(all, |x, (dim, range)| x.narrow(2 + dim as i64, range.start as i64, range.len() as i64))
+}
 
 /// A model of one variable, whose inputs and outputs have these scales.
 pub(crate) fn model<L, F>(
