@@ -307,6 +307,7 @@ impl Job for Training<'_> {
                 baseline: baseline.clone(),
             })?,
             identity: identity(config, weighted, regression.as_ref())?,
+            task: serde_json::to_value(&config.task)?,
             signals,
             checks: config.distributed.checks,
         };

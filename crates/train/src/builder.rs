@@ -381,8 +381,10 @@ impl Trainer {
         if let Some(pattern) = params.unmatched().first() {
             return Err(unmatched(pattern).into());
         }
+        let mut config = self.config;
+        config.task = json!(objective);
         let forward = Network::new(network).refining(finer);
-        let forward = forward.denoising(sigma_data).objective(objective, self.config.seed);
+        let forward = forward.denoising(sigma_data).objective(objective, config.seed);
         let (parameters, buffers) = Parameters::on_mesh(&store, &mesh)?;
 
         let read = data(&windows).map_err(|error| Error::Samples { source: error });
@@ -395,7 +397,6 @@ impl Trainer {
         };
         let channels = train.targets().size().get(1).copied().unwrap_or(1);
         let variables = named(self.variables, channels);
-        let mut config = self.config;
         // What maps the network's numbers to physical values, and what a run that resumes must have as it was.
         if config.extra.is_null() {
             config.extra = json!({ "input": input, "target": target, "variables": variables });

@@ -9,13 +9,13 @@ use isobar_array::{Array, Conv, Generator, Padding, Reduction};
 use isobar_collectives::threads;
 use isobar_data::{InMemory, Normalizer};
 use isobar_manager::{DeviceMesh, DistributedManager};
-use isobar_models::{Batch, EdmLoss, LossReduction, Mode, Model, Sharding, SigmaData};
+use isobar_models::{Batch, BatchPart, EdmLoss, LossReduction, Mode, Model, Patching, Sharding, SigmaData};
 use isobar_shard::{Init, ParamStore, Params, Placement, forbid_hidden_communication};
 use isobar_train::metric::{MetricKind, Report};
 use isobar_train::objective::{ObjectiveKind, registered};
 use isobar_train::{
-    DenseFields, DiffusionConfig, FieldLayout, FieldTask, Forward, Network, PatchConfig, Regression,
-    ShardedFields, Step, Task, on_mesh,
+    DenseFields, DiffusionConfig, FieldLayout, FieldTask, Forward, Latitudes, Network, PatchConfig,
+    Regression, ShardedFields, Step, Task, Weights, WeightsConfig, on_mesh,
 };
 use rstest::rstest;
 use serde_json::json;
@@ -77,6 +77,13 @@ struct Case {
     change: bool,
     /// True with a first stage, whose prediction is an input.
     staged: bool,
+    /// True if points are weighted by latitude.
+    weighted: bool,
+}
+
+/// Latitudes of the rows, in degrees.
+fn latitudes() -> Vec<f64> {
+    (0..EXTENTS[0]).map(|row| -80.0 + 15.0 * row as f64).collect()
 }
 
 fn task<L: FieldLayout, F: Forward<L::Array>>(layout: L, forward: F, case: &Case) -> FieldTask<L, F> {
@@ -88,7 +95,10 @@ fn task<L: FieldLayout, F: Forward<L::Array>>(layout: L, forward: F, case: &Case
     model.change = case.change.then(|| Normalizer::of_scales(&[0.5]).unwrap());
     let metrics = ["rmse", "crps"].map(|name| serde_json::from_value::<MetricKind>(name.into()).unwrap());
     let report = Report::new(&metrics, || Ok::<_, isobar_train::Error>(Tensor::new())).unwrap();
-    FieldTask { report, ..common::task(model, samples(), samples()) }
+    let config = WeightsConfig { latitude: case.weighted, ..WeightsConfig::default() };
+    let latitudes = Latitudes { dim: 0, degrees: latitudes() };
+    let weights = Weights::new(&config, &model.variables, Some(&latitudes), &window).unwrap();
+    FieldTask { report, weights, ..common::task(model, samples(), samples()) }
 }
 
 fn network<A: Array + 'static>(model: Blur<A>, first: Option<Blur<A>>, case: &Case) -> Network<A> {
@@ -169,11 +179,11 @@ fn same_on_shards(case: &Case) {
 }
 
 #[rstest]
-fn tasks_are_the_same_on_shards(#[values(false, true)] gaps: bool) {
+fn tasks_are_the_same_on_shards(#[values(false, true)] gaps: bool, #[values(false, true)] weighted: bool) {
     assert!(registered().len() >= 2);
     for name in registered() {
         let task = serde_json::from_value(json!({ "type": name })).unwrap();
-        same_on_shards(&Case { task, gaps, change: false, staged: false });
+        same_on_shards(&Case { task, gaps, change: false, staged: false, weighted });
     }
 }
 
@@ -191,15 +201,16 @@ fn patches() -> PatchConfig {
 #[rstest]
 #[case::changes(None, true, false, 1)]
 #[case::residuals(None, false, true, 1)]
-#[case::ensembles_of_residuals_on_patches(Some(patches()), false, true, 2)]
+#[case::ensembles_of_residuals_on_weighted_patches(Some(patches()), false, true, 2)]
 fn denoisers_are_the_same_on_shards_where_values_are_missing(
     #[case] patches: Option<PatchConfig>,
     #[case] change: bool,
     #[case] staged: bool,
     #[case] members: usize,
 ) {
+    let weighted = patches.is_some();
     let task = DiffusionConfig { patches, members, ..DiffusionConfig::default() }.into();
-    same_on_shards(&Case { task, gaps: true, change, staged });
+    same_on_shards(&Case { task, gaps: true, change, staged, weighted });
 }
 
 /// A factor at each point.
@@ -211,6 +222,14 @@ impl Model<Tensor> for Factors {
     }
 }
 
+/// The loss of a step with all samples, dense.
+fn loss_of(network: Network<Tensor>, gaps: bool, weighted: bool) -> Tensor {
+    let case = Case { task: ObjectiveKind::default(), gaps, change: false, staged: false, weighted };
+    let generator = Generator::new(4);
+    let step = Step { epoch: 0, offset: 0, total: SAMPLES as i64, generator: &generator };
+    task(DenseFields, network, &case).loss(step, &[0, 1, 2]).unwrap()
+}
+
 /// The loss of a denoiser is the mean over the values that are there, and no gradient reaches the others.
 #[test]
 fn missing_values_have_no_part_in_the_loss_of_a_denoiser() {
@@ -218,10 +237,7 @@ fn missing_values_have_no_part_in_the_loss_of_a_denoiser() {
     let factors = Tensor::full(shape, 0.7, (Kind::Double, Device::Cpu)).set_requires_grad(true);
     let model = Network::new(Box::new(Factors(factors.shallow_clone())));
     let model = model.denoising(Some(SigmaData::All(0.5))).objective(DiffusionConfig::default(), 3);
-    let case = Case { task: ObjectiveKind::default(), gaps: true, change: false, staged: false };
-    let generator = Generator::new(4);
-    let step = Step { epoch: 0, offset: 0, total: SAMPLES as i64, generator: &generator };
-    let loss = task(DenseFields, model, &case).loss(step, &[0, 1, 2]).unwrap();
+    let loss = loss_of(model, true, false);
     loss.backward();
 
     let targets = fields(2, &whole(), true);
@@ -242,4 +258,36 @@ fn missing_values_have_no_part_in_the_loss_of_a_denoiser() {
         0.0
     );
     assert!(gradient.masked_select(&anywhere).abs().min().double_value(&[]) > 0.0);
+}
+
+/// Points of a denoiser's loss count by the area of their cells: on patches, by that of their places on the grid.
+#[rstest]
+fn weights_of_latitudes_are_part_of_the_loss_of_a_denoiser(
+    #[values(None, Some(patches()))] patches: Option<PatchConfig>,
+) {
+    let factors = Tensor::full([1], 0.7, (Kind::Double, Device::Cpu)).set_requires_grad(true);
+    let model = Network::new(Box::new(Factors(factors))).denoising(Some(SigmaData::All(0.5)));
+    let config = DiffusionConfig { patches: patches.clone(), ..DiffusionConfig::default() };
+    let loss = loss_of(model.objective(config, 3), false, true);
+
+    let rows = EXTENTS[0] as i64;
+    let area = (Tensor::from_slice(&latitudes()).view([1, 1, rows, 1]) * std::f64::consts::PI / 180.0).cos();
+    let area = (&area / area.mean(None)).expand([SAMPLES as i64, 1, rows, EXTENTS[1] as i64], false);
+    let clean = scale().encode(&fields(2, &whole(), false)).unwrap();
+    let generator = Generator::new(4);
+    let (clean, area, part) = match patches {
+        None => (clean, area, None),
+        Some(PatchConfig { patch_num, .. }) => {
+            let extents = EXTENTS.map(|extent| extent as i64);
+            let patches = Patching::random(extents, [4, 4], patch_num, &generator).unwrap();
+            let total = (SAMPLES * patch_num) as i64;
+            let cut = |x: &Tensor| patches.apply(x).unwrap();
+            (cut(&clean), cut(&area), Some(BatchPart { offset: 0, total }))
+        }
+    };
+    let of_points =
+        EdmLoss { sigma_data: SigmaData::All(0.5), reduction: LossReduction::None, ..EdmLoss::default() };
+    let each = of_points.draw(&clean, &generator, part, |noisy, _| Ok(noisy * 0.7)).unwrap();
+    let want = (each * area).mean(None).double_value(&[]);
+    assert!((loss.double_value(&[]) - want).abs() < 1e-12 * want, "{loss:?} {want}");
 }

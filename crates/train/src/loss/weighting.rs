@@ -78,17 +78,11 @@ impl<A: Array> Weighting<A> {
         Self { channels: None, area: cloned(&self.area), mask: cloned(&self.mask) }
     }
 
-    /// Returns the mask alone, without weights of channels and points.
-    #[must_use]
-    pub fn mask_alone(&self) -> Self {
-        Self { channels: None, area: None, mask: self.mask.as_ref().map(A::shallow_clone) }
-    }
-
-    /// Returns these weights with a changed mask, if there is one.
-    pub(crate) fn map_mask<E>(&self, change: impl FnOnce(&A) -> Result<A, E>) -> Result<Self, E> {
-        let cloned = |part: &Option<A>| part.as_ref().map(A::shallow_clone);
-        let mask = self.mask.as_ref().map(change).transpose()?;
-        Ok(Self { channels: cloned(&self.channels), area: cloned(&self.area), mask })
+    /// Returns these weights with changed weights and mask of points, where there are some.
+    pub(crate) fn map_points<E>(&self, change: impl Fn(&A) -> Result<A, E>) -> Result<Self, E> {
+        let channels = self.channels.as_ref().map(A::shallow_clone);
+        let [area, mask] = [&self.area, &self.mask].map(|part| part.as_ref().map(&change).transpose());
+        Ok(Self { channels, area: area?, mask: mask? })
     }
 
     /// Returns these weights over those points that a boolean mask counts, too. It has as many dims as the fields, of which any may

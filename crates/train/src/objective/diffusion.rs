@@ -7,7 +7,7 @@ use isobar_models::{Batch, BatchPart, EdmLoss, EdmSampler, FieldSpec, LossReduct
 use isobar_registry::Registered;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use super::patches::{Cover, PatchConfig};
 use super::{FirstStage, Inputs, Objective, ObjectiveArray, Setup, Target, Training};
@@ -80,7 +80,7 @@ impl Objective for DiffusionConfig {
             Some(mean) => output.sub(&mean)?,
             None => output,
         };
-        denoising.loss(&inputs, &clean, &weights.mask_alone())
+        denoising.loss(&inputs, &clean, weights)
     }
 
     fn predict<A: ObjectiveArray>(&self, mut inputs: Inputs<'_, A>) -> Result<A, BoxError> {
@@ -229,26 +229,28 @@ impl Denoising {
     }
 
     /// Computes the loss of a training step: adds noise of random levels to the normalised `clean` `[sample, channel, …]`, and
-    /// compares the denoised fields with `clean`. Masked points are excluded.
+    /// compares the denoised fields with `clean`, with the weights of channels and points. Masked points are excluded.
     ///
     /// With patches, these are drawn first, and each patch has its own noise level and noise.
     fn loss<A: LossArray>(
         &self,
         inputs: &Inputs<'_, A>,
         clean: &A,
-        mask: &Weighting<A>,
+        weights: &Weighting<A>,
     ) -> Result<A, BoxError> {
         let Some(patches) = &self.patches else {
-            return self.loss_of(inputs, inputs.batch(), clean, mask);
+            return self.loss_of(inputs, inputs.batch(), clean, weights);
         };
         let patching = patches.random(clean, inputs.generator())?;
         let whole = patches.whole(inputs.batch(), inputs.mean_channels())?;
         let conditions = patches.batch(&patching, inputs.batch(), whole.as_ref())?;
-        let cut = |mask: &A| -> Result<A, BoxError> {
-            Ok(patching.apply(&mask.to_kind(Kind::Float)?)?.to_kind(Kind::Bool)?)
+        let points_of_samples = clean.narrow(1, 0, 1)?.mul_scalar(0.0)?;
+        let cut = |points: &A| -> Result<A, BoxError> {
+            let whole = points.to_kind(clean.kind())?.add(&points_of_samples)?;
+            Ok(patching.apply(&whole)?.to_kind(points.kind())?)
         };
-        let mask = mask.map_mask(cut)?;
-        self.loss_of(inputs, &conditions, &patching.apply(clean)?, &mask)
+        let weights = weights.map_points(cut)?;
+        self.loss_of(inputs, &conditions, &patching.apply(clean)?, &weights)
     }
 
     fn loss_of<A: LossArray>(
@@ -256,7 +258,7 @@ impl Denoising {
         inputs: &Inputs<'_, A>,
         conditions: &Batch<A>,
         clean: &A,
-        mask: &Weighting<A>,
+        weights: &Weighting<A>,
     ) -> Result<A, BoxError> {
         let patches = self.patches_of_sample();
         let count = patches as i64;
@@ -268,11 +270,11 @@ impl Denoising {
                 inputs.forward(noisy, patches).map_err(isobar_models::Error::Denoiser)
             })
         };
-        match mask.is_uniform() {
+        match weights.is_uniform() {
             true => Ok(draw(&self.loss)?),
             false => {
                 let of_points = EdmLoss { reduction: LossReduction::None, ..self.loss.clone() };
-                Ok(mask.mean(&draw(&of_points)?)?)
+                Ok(weights.mean(&draw(&of_points)?)?)
             }
         }
     }

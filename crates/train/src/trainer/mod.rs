@@ -81,6 +81,8 @@ pub struct FitConfig {
     pub extra: serde_json::Value,
     /// Values that a resumed run must share, besides seed, samples and batch size: an object, compared key by key.
     pub identity: serde_json::Value,
+    /// Settings of the task. A run that resumes with others, like one with another loss, continues with a warning.
+    pub task: serde_json::Value,
     /// External requests for checkpoints.
     pub signals: Signals,
     /// Reaction to a disk without room for checkpoints, and to hosts without memory for gradients and the optimizer's state.

@@ -13,6 +13,7 @@ pub(super) fn settings(config: &FitConfig) -> Value {
     json!({
         "train": {
             "loss": train.loss,
+            "weights": train.weights,
             "precision": train.precision,
             "clip_norm": train.clip_norm,
             "average_decay": train.average_decay,
@@ -21,6 +22,7 @@ pub(super) fn settings(config: &FitConfig) -> Value {
         },
         "optimizer": config.optimizer,
         "schedule": config.schedule,
+        "task": config.task,
     })
 }
 
@@ -93,9 +95,9 @@ pub(super) fn is_finished(state: &RunState, config: &FitConfig) -> bool {
 pub(super) fn resumed(state: &RunState, config: &FitConfig, now: &Value, path: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut differing = Vec::new();
-    // Checkpoints of earlier versions do not say.
     if !state.settings.is_null() {
-        super::same_run::differences("", &state.settings, now, &mut differing);
+        let now = kept_by(&state.settings, now);
+        super::same_run::differences("", &state.settings, &now, &mut differing);
     }
     if !differing.is_empty() {
         found.push(format!(
@@ -125,6 +127,21 @@ pub(super) fn resumed(state: &RunState, config: &FitConfig, now: &Value, path: &
         ));
     }
     found
+}
+
+/// Returns the settings of this run without those that checkpoints of earlier versions do not keep.
+fn kept_by(saved: &Value, now: &Value) -> Value {
+    let mut now = now.clone();
+    let keep = |saved: Option<&Value>, now: Option<&mut Value>| {
+        if let (Some(saved), Some(now)) =
+            (saved.and_then(Value::as_object), now.and_then(Value::as_object_mut))
+        {
+            now.retain(|key, _| saved.contains_key(key));
+        }
+    };
+    keep(saved.get("train"), now.get_mut("train"));
+    keep(Some(saved), Some(&mut now));
+    now
 }
 
 #[cfg(test)]
@@ -169,19 +186,27 @@ mod tests {
         assert_eq!(say(&before), [""; 0]);
         let mut now = before.clone();
         now.train.loss = Mse {}.into();
+        now.train.weights.latitude = true;
         now.optimizer = OptimizerKind::from(AdamWConfig { lr: 0.5, ..AdamWConfig::default() });
+        now.task = json!({ "type": "regression" });
         let found = say(&now);
         assert_eq!(found.len(), 1, "{found:?}");
         for words in [
             "step_00000084 was trained with",
             "optimizer.lr 0.001, this run has 0.5",
             "train.loss \"relative_l2\", this run has \"mse\"",
+            "train.weights.latitude false, this run has true",
+            "task null, this run has {\"type\":\"regression\"}",
         ] {
             assert!(found[0].contains(words), "{found:?}");
         }
-        // Of an earlier version.
-        let old = RunState { settings: Value::Null, ..saved };
-        assert_eq!(resumed(&old, &now, &settings(&now), path), [""; 0]);
+        // Of earlier versions, with fewer settings or none.
+        let fewer =
+            json!({ "train": { "loss": "mse" }, "optimizer": now.optimizer, "schedule": now.schedule });
+        for kept in [fewer, Value::Null] {
+            let old = RunState { settings: kept, ..saved.clone() };
+            assert_eq!(resumed(&old, &now, &settings(&now), path), [""; 0]);
+        }
     }
 
     #[test]
