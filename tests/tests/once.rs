@@ -123,6 +123,7 @@ fn an_error_of_one_rank_is_not_lost(#[values(By::Plain, By::Mpirun, By::Isobar)]
     let script = r#"if [ $rank = 1 ]; then "$1" train no/such.toml; else "$@"; fi"#;
     let sets = sets(output.path());
     let launch = by.launch(script).args(["train", "configs/darcy_afno.toml"]);
+    let launch = launch.env("ISOBAR_DISTRIBUTED__FLIGHT_DIR", output.path().join("flight"));
     let outcome = launch.args(sets.iter().flat_map(|set| ["--set", set])).run().unwrap();
     let said = said(&outcome);
     let own = said.lines().filter(|line| line.starts_with("rank 1 (") || line.contains("rank 1 ("));
