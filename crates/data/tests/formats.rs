@@ -73,6 +73,7 @@ fn values(tensor: &Tensor) -> Vec<f64> {
 #[case("offset64.nc", "netcdf", json!({}))]
 #[case("data64.nc", "netcdf", json!({}))]
 #[case("netcdf4.nc", "netcdf", json!({}))]
+#[case("variables_first.nc", "netcdf", json!({}))]
 fn every_format_reads_the_same(#[case] file: &str, #[case] format: &str, #[case] own: Value) {
     let names = ["u", "v", "mask"];
     let data = open(&fixture(file), format, &names, own).unwrap();
@@ -106,7 +107,7 @@ fn every_format_reads_the_same(#[case] file: &str, #[case] format: &str, #[case]
 
 #[rstest]
 fn coordinates_units_and_periodicity_come_with_the_file(
-    #[values("classic.nc", "data64.nc", "netcdf4.nc")] file: &str,
+    #[values("classic.nc", "data64.nc", "netcdf4.nc", "variables_first.nc")] file: &str,
 ) {
     let data = open(&fixture(file), "netcdf", &["u"], json!({})).unwrap();
     let [lat, lon] = data.dims() else { panic!("{:?}", data.dims()) };

@@ -54,7 +54,7 @@ fn train_with(
     set: impl Fn(Trainer) -> Trainer + Sync,
 ) -> Vec<Result<Vec<f64>, BoxError>> {
     let folder = tempdir().unwrap();
-    threads::run(ranks, Duration::from_secs(60), |world| {
+    threads::run(ranks, Duration::from_secs(240), |world| {
         let _rank = DistributedManager::bind_thread(&world);
         let shape: Vec<i64> = names.iter().enumerate().map(|(at, _)| if at == 0 { -1 } else { 2 }).collect();
         let trainer = Trainer::new(folder.path().join("run")).mesh(&shape, names);
@@ -80,7 +80,7 @@ fn finer() -> Pix2PixConfig {
 fn targets_on_a_grid_of_their_own_train_alike_on_every_mesh() {
     let train = |ranks: usize, names: &[&str], targets: [usize; 2]| {
         let folder = tempdir().unwrap();
-        threads::run(ranks, Duration::from_secs(60), |world| {
+        threads::run(ranks, Duration::from_secs(240), |world| {
             let _rank = DistributedManager::bind_thread(&world);
             let shape: Vec<i64> =
                 names.iter().enumerate().map(|(at, _)| if at == 0 { -1 } else { 2 }).collect();

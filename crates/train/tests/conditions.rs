@@ -117,7 +117,7 @@ fn they_are_the_same_on_every_mesh(#[values(false, true)] denoises: bool) {
         (4, &[2, 2], &["domain", "domain_y"]),
         (4, &[2, 2], &["data", "domain"]),
     ] {
-        let runs = threads::run(ranks, Duration::from_secs(60), move |world| {
+        let runs = threads::run(ranks, Duration::from_secs(240), move |world| {
             let _rank = DistributedManager::bind_thread(&world);
             let mesh = DeviceMesh::new(&world, shape, names).unwrap();
             let mut store = store();

@@ -11,7 +11,7 @@ use isobar_train::{
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(240);
 
 /// A network of two layers in float64, with values that don't depend on the rank unless `shift` does.
 struct Model {

@@ -23,7 +23,7 @@ use isobar_train::{
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(240);
 const OPTIONS: (Kind, Device) = (Kind::Double, Device::Cpu);
 
 /// Action in a step, with the countdown to it.

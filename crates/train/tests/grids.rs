@@ -220,7 +220,7 @@ fn grids_train_alike_on_every_mesh(
 /// A rank's part of a finer grid is that of its part of the coarse one; other grids are split evenly.
 #[test]
 fn targets_are_split_as_outputs() {
-    let windows = threads::run(3, Duration::from_secs(60), |world| {
+    let windows = threads::run(3, Duration::from_secs(240), |world| {
         let mesh = DeviceMesh::new(&world, &[3], &["domain"]).unwrap();
         let fields = ShardedFields::new(&mesh, &[10, 8]).unwrap();
         let error = fields.clone().with_targets(&[40]).unwrap_err().to_string();

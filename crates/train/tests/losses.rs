@@ -37,7 +37,7 @@ fn difference(a: &Tensor, b: &Tensor) -> f64 {
 fn losses_are_the_same_on_shards(#[case] ranks: usize, #[case] dim: usize) {
     assert!(registered().len() >= 5);
     for name in registered() {
-        let checked = threads::run(ranks, Duration::from_secs(60), |world| {
+        let checked = threads::run(ranks, Duration::from_secs(240), |world| {
             let loss: LossKind = serde_json::from_value(name.into()).unwrap();
             let [want, gradient] = dense(&loss);
             let mesh = DeviceMesh::new(&world, &[-1], &["domain"]).unwrap();

@@ -110,7 +110,7 @@ fn sharded_masks_are_dense_ones(#[values(1, 2)] history: usize, #[values(false, 
     let dense = numbers(DenseFields, f64::NAN, (history, change));
     assert!(dense.iter().all(|number| number.is_finite()), "{dense:?}");
     for shape in [&[1][..], &[2], &[3], &[2, 2]] {
-        threads::run(shape.iter().product::<i64>() as usize, Duration::from_secs(60), |world| {
+        threads::run(shape.iter().product::<i64>() as usize, Duration::from_secs(240), |world| {
             let mesh = DeviceMesh::new(&world, shape, &["domain", "domain_y"][..shape.len()]).unwrap();
             let _guard = forbid_hidden_communication();
             let layout = ShardedFields::new(&mesh, &EXTENTS).unwrap();

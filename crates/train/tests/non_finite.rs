@@ -17,7 +17,7 @@ use isobar_train::{
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(240);
 const SHAPE: [i64; 4] = [4, 2, 12, 8];
 
 /// In this step, on this rank, a module of this name makes NaN.

@@ -146,7 +146,7 @@ fn same_on_shards(case: &Case) {
         (4, &[4], &["domain"]),
         (4, &[2, 2], &["domain", "domain_y"]),
     ] {
-        let each = threads::run(ranks, Duration::from_secs(60), |world| {
+        let each = threads::run(ranks, Duration::from_secs(240), |world| {
             let _rank = DistributedManager::bind_thread(&world);
             let mesh = DeviceMesh::new(&world, shape, names).unwrap();
             let (mut own, mut of_first) = (store(5), store(6));

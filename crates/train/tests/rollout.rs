@@ -243,7 +243,7 @@ fn frames_that_do_not_fit_the_roles_are_refused() {
 /// Losses of training over a mesh, and the errors of rollouts afterwards.
 fn trained(ranks: usize, shape: &[i64], names: &[&str]) -> Vec<(Vec<f64>, Vec<f64>)> {
     let folder = tempdir().unwrap();
-    threads::run(ranks, Duration::from_secs(60), |world| {
+    threads::run(ranks, Duration::from_secs(240), |world| {
         let _rank = DistributedManager::bind_thread(&world);
         let mesh = DeviceMesh::new(&world, shape, names).unwrap();
         let mut store = ParamStore::new(Generator::new(3)).with_options(Kind::Double, Device::Cpu);

@@ -16,7 +16,7 @@ use isobar_train::{
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(240);
 
 /// One parameter that goes to zero.
 struct Shrink {

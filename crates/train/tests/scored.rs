@@ -83,7 +83,7 @@ fn a_frame_without_values_does_not_count() {
     for ranks in [1, 2, 4] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().to_owned();
-        let _ = threads::run(ranks, Duration::from_secs(60), move |world| {
+        let _ = threads::run(ranks, Duration::from_secs(240), move |world| {
             let frames = frames();
             let _ = frames.get(0).get(1).fill_(f64::NAN);
             let summary = trained_on(&frames, Some(0.0), &path, ("u/rmse", 1), None, &world);
@@ -223,7 +223,7 @@ fn models_may_return_an_ensemble() {
     assert!(samples.iter().flatten().all(|number| number.is_finite()));
     for shape in [&[2][..], &[3], &[5], &[2, 2]] {
         let checked =
-            threads::run(shape.iter().product::<i64>() as usize, Duration::from_secs(60), |world| {
+            threads::run(shape.iter().product::<i64>() as usize, Duration::from_secs(240), |world| {
                 let mesh = DeviceMesh::new(&world, shape, &["domain", "domain_y"][..shape.len()]).unwrap();
                 let _guard = forbid_hidden_communication();
                 let layout = ShardedFields::new(&mesh, &EXTENTS).unwrap();

@@ -186,7 +186,7 @@ fn on_ranks(
     folder: &Path,
     plan: Plan,
 ) -> Vec<(Vec<f64>, Option<f64>, u64)> {
-    threads::run(mesh.0.iter().product::<i64>() as usize, Duration::from_secs(60), |world| {
+    threads::run(mesh.0.iter().product::<i64>() as usize, Duration::from_secs(240), |world| {
         train(&world, mesh, (trajectories, folder.to_owned()), plan).unwrap()
     })
 }

@@ -124,7 +124,7 @@ fn other_scales_are_refused() {
 #[rstest]
 fn two_stages_are_the_same_on_every_mesh(#[values(false, true)] conditions: bool) {
     let run = |ranks: usize, shape: &[i64], names: &[&str]| {
-        threads::run(ranks, Duration::from_secs(60), |world| {
+        threads::run(ranks, Duration::from_secs(240), |world| {
             let _rank = DistributedManager::bind_thread(&world);
             let mesh = DeviceMesh::new(&world, shape, names).unwrap();
             let (mut of_first, mut of_second) = (store(), store());

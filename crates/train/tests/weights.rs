@@ -132,7 +132,7 @@ fn masked_values_do_not_count() {
 fn on_mesh(shape: &[i64], body: impl Fn(&Group, &DeviceMesh, &ShardedFields) + Sync) {
     let names = ["domain", "domain_y"];
     let ranks = shape.iter().product::<i64>() as usize;
-    let checked = threads::run(ranks, Duration::from_secs(60), |world| {
+    let checked = threads::run(ranks, Duration::from_secs(240), |world| {
         let mesh = DeviceMesh::new(&world, shape, &names[..shape.len()]).unwrap();
         let layout = ShardedFields::new(&mesh, &[ROWS as usize, COLUMNS as usize]).unwrap();
         let _guard = forbid_hidden_communication();

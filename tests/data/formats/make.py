@@ -37,14 +37,19 @@ with h5py.File("scales.h5", "w") as file:
             file[name].dims[at].attach_scale(file[axis])
 
 
-def netcdf(name, kind, unlimited):
+def coordinates(file):
+    for dim, values, unit in [("time", time, "hours since 2000-01-01"), ("lat", lat, "degrees_north"),
+                              ("lon", lon, "degrees_east")]:
+        variable = file.createVariable(dim, "f8", (dim,))
+        variable.units, variable[:] = unit, values
+
+
+def netcdf(name, kind, unlimited, coordinates_first=True):
     with netCDF4.Dataset(name, "w", format=kind) as file:
         for dim, size in [("time", 5), ("sample", 3), ("lat", 4), ("lon", 6)]:
             file.createDimension(dim, None if unlimited and dim == "time" else size)
-        for dim, values, unit in [("time", time, "hours since 2000-01-01"), ("lat", lat, "degrees_north"),
-                                  ("lon", lon, "degrees_east")]:
-            variable = file.createVariable(dim, "f8", (dim,))
-            variable.units, variable[:] = unit, values
+        if coordinates_first:
+            coordinates(file)
         variable = file.createVariable("u", "f4", ("time", "sample", "lat", "lon"), fill_value=np.float32(-9999))
         variable.units, variable[:] = "m s-1", u.transpose(1, 0, 2, 3)
         # Packed in 16 bits: half a unit a step.
@@ -55,12 +60,16 @@ def netcdf(name, kind, unlimited):
         file.createVariable("label", "S1", ("lat",))[:] = np.array(list("abcd"), "S1")
         if unlimited:
             file.createVariable("note", "S1", ("time",))[:] = np.array(list("abcde"), "S1")
+        if not coordinates_first:
+            coordinates(file)
 
 
 netcdf("classic.nc", "NETCDF3_CLASSIC", True)
 netcdf("offset64.nc", "NETCDF3_64BIT_OFFSET", False)
 netcdf("data64.nc", "NETCDF3_64BIT_DATA", True)
 netcdf("netcdf4.nc", "NETCDF4", True)
+# As xarray writes: netCDF numbers the dimensions on data variables, too.
+netcdf("variables_first.nc", "NETCDF4", True, coordinates_first=False)
 
 # A missing value in the third frame of v.
 with netCDF4.Dataset("missing.nc", "w", format="NETCDF3_CLASSIC") as file:

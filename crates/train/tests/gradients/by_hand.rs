@@ -17,7 +17,7 @@ use tch::{Kind, Tensor};
 use super::arrangement::{Arrangement, PLANS, Plan};
 use super::model::{Net, OPTIONS, SAMPLES, SEED, Supplier, dense, fields};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(240);
 
 /// Over which ranks gradients are summed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

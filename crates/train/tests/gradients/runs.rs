@@ -21,7 +21,7 @@ use tch::{Tensor, no_grad};
 use super::arrangement::{Arrangement, PLANS, Plan};
 use super::model::{EXTENTS, Net, SAMPLES, SEED, Supplier, dense, fields};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(240);
 
 /// Which ranks share samples, and over which gradients are summed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -50,10 +50,14 @@ impl Hdf5Arrays {
         for name in &names {
             // Of a dataset that no run names nothing is checked but this attribute: it may be of any kind and place.
             let Ok(dataset) = root.group.dataset(name) else { continue };
-            if let Some(id) = optional(Attributes::of_dataset(&root, &dataset, name).number(DIMENSION))? {
+            let attributes = Attributes::of_dataset(&root, &dataset, name);
+            // Variables made before the coordinates have the number of their first dimension.
+            if is_scale(&attributes)?
+                && let Some(id) = optional(attributes.number(DIMENSION))?
+            {
                 dimensions.insert(id as usize, last(name).to_owned());
             }
-            let scale = Attributes::of_dataset(&root, &dataset, name).text(SCALE);
+            let scale = attributes.text(SCALE);
             if scale.is_ok_and(|text| text.starts_with(NO_VARIABLE)) {
                 let _ = empty.insert(name.clone());
             }
@@ -119,10 +123,13 @@ impl Hdf5Arrays {
         if let Some(axes) = optional(attributes.texts("DIMENSION_LABELS"))?.filter(complete) {
             return Ok(Some(axes));
         }
-        let is_scale =
-            ndim == 1 && optional(attributes.text("CLASS"))?.is_some_and(|class| class == "DIMENSION_SCALE");
-        Ok(is_scale.then(|| vec![last(name).to_owned()]))
+        Ok((ndim == 1 && is_scale(attributes)?).then(|| vec![last(name).to_owned()]))
     }
+}
+
+/// Returns whether a dataset is a dimension scale.
+fn is_scale(attributes: &Attributes<'_>) -> Result<bool> {
+    Ok(optional(attributes.text("CLASS"))?.is_some_and(|class| class == "DIMENSION_SCALE"))
 }
 
 /// A value, or nothing where the attribute is missing or of another kind.
