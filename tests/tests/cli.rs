@@ -69,6 +69,27 @@ fn configuration_errors_end_with_2() {
     assert!(said.contains("run.toml") && said.contains('2') && said.contains('^'), "{said}");
 }
 
+/// Output that is lost is no success: on a full disk, and beyond the limit of file sizes.
+#[test]
+fn files_that_cannot_be_written_end_with_3() {
+    let folder = tempfile::tempdir().unwrap();
+    let shell = |script: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_isobar-app")]);
+        command.arg(folder.path().join("made.h5")).env("NO_COLOR", "1").env_remove("RUST_LOG");
+        output_within(&mut command, Duration::from_secs(300)).unwrap().expect("did not end")
+    };
+    let output = shell("\"$1\" config reference > /dev/full");
+    ends(&output, 3);
+    assert!(stderr(&output).contains("standard output is incomplete: No space left"), "{}", stderr(&output));
+    let output = shell("ulimit -f 8; \"$1\" data make burgers --out \"$2\" --set samples=2 --set frames=40");
+    ends(&output, 3);
+    assert!(stderr(&output).contains("made.h5"), "{}", stderr(&output));
+    // Nobody reads on.
+    let output = shell("{ \"$1\" config reference; echo code $? >&2; } | head -1");
+    assert!(stderr(&output).contains("code 0"), "{}", stderr(&output));
+}
+
 /// Keys that are given as options, or with one underscore, are answered with how they are set.
 #[test]
 fn keys_in_other_clothes_are_recognised() {

@@ -24,7 +24,7 @@ use isobar_train::optim::OptimizerConfig;
 use isobar_train::schedule::LrSchedule;
 
 use cli::{Cli, Command};
-use isobar_command::exit::{self, Exit};
+use isobar_command::exit::{self, Because, Exit};
 use isobar_command::terminal;
 
 /// The command line as a library: the command `isobar` with a program's own models, data formats, training tasks, losses, metrics,
@@ -102,6 +102,7 @@ impl App {
 
 fn run_command() -> ExitCode {
     isobar_torch::skip_static_destructors();
+    isobar_manager::make_file_limit_an_error();
     let cli = match Cli::read(&std::env::args_os().collect::<Vec<_>>()) {
         Ok(cli) => cli,
         Err(error) => {
@@ -145,7 +146,11 @@ fn joins() -> bool {
 
 /// Returns the exit code of the process; prints an error once for all ranks that share it.
 fn ended(result: anyhow::Result<impl Into<ExitCode>>) -> ExitCode {
-    match result {
+    let written = || match terminal::failure() {
+        None => Ok(()),
+        Some(why) => Err(Exit::Data.because(format!("standard output is incomplete: {why}"))),
+    };
+    match result.and_then(|exit| Ok(written().map(|()| exit)?)) {
         Ok(exit) => exit.into(),
         Err(error) => {
             let text = exit::text(&error);

@@ -94,8 +94,8 @@ pub enum Error {
     },
     /// Ranks did not come to the start of a backend by the deadline.
     #[error(
-        "{backend} could not start: rank {rank} of {size} timed out after {} s waiting for ranks {missing:?}; were they started, \
-         with the same address and port? (the deadline is set by distributed.timeout_s)", after.as_secs_f64()
+        "{backend} could not start: rank {rank} of {size} timed out after {} s waiting for ranks {}; were they started, \
+         with the same address and port? (the deadline is set by distributed.timeout_s)", after.as_secs_f64(), some_of(missing)
     )]
     Absent {
         /// The backend's name.
@@ -141,12 +141,13 @@ fn absent(missing: &[usize], awaited: &[usize]) -> String {
     }
 }
 
-/// Lists ranks, of many the first few: reports are cut.
+/// Lists ranks in ascending order, of many the first few or, if none is left out, the first and last: reports are cut.
 fn some_of(ranks: &[usize]) -> String {
     const FEW: usize = 16;
-    match ranks.len().checked_sub(FEW) {
-        None | Some(0) => format!("{ranks:?}"),
-        Some(more) => format!("{:?} and {more} more", &ranks[..FEW]),
+    match (ranks, ranks.len().checked_sub(FEW)) {
+        (_, None | Some(0)) => format!("{ranks:?}"),
+        ([first, .., last], Some(_)) if last - first + 1 == ranks.len() => format!("{first} to {last}"),
+        (_, Some(more)) => format!("{:?} and {more} more", &ranks[..FEW]),
     }
 }
 

@@ -1,12 +1,24 @@
 //! Lines for standard output and standard error.
 
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::sync::OnceLock;
 
 use isobar_manager::printable;
 
-/// Writes a line to standard output. Nobody reads on after `| head`: that is no error.
+/// The first error of standard output.
+static FAILURE: OnceLock<String> = OnceLock::new();
+
+/// Writes a line to standard output. Nobody reads on after `| head`: that is no error; other errors are kept for [`failure`].
 pub fn line(text: &str) {
-    let _ = writeln!(std::io::stdout().lock(), "{}", printable(text));
+    match writeln!(std::io::stdout().lock(), "{}", printable(text)) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => drop(FAILURE.set(error.to_string())),
+        _ => (),
+    }
+}
+
+/// Returns the first error of writing a [`line`], such as that of a full disk.
+pub fn failure() -> Option<&'static str> {
+    FAILURE.get().map(String::as_str)
 }
 
 /// Writes a line to standard error, colours included: what comes from files is made [`printable`] before.

@@ -158,6 +158,44 @@ fn axes_mean_what_the_options_say() {
     assert_eq!(values(&read), [1405.0, 1415.0, 1425.0, 1435.0]);
 }
 
+/// Without an axis of the name that the options have, the unit says which axis is that of times, as longitudes are known by theirs.
+#[test]
+fn an_axis_of_times_is_known_by_its_unit() {
+    let renamed = |axis: &str| {
+        json!({
+            "variables": { "u": { "path": "u", "axes": [axis, "sample", "lat", "lon"] } },
+            "coordinates": { axis: "time" },
+        })
+    };
+    let data = open(&fixture("classic.nc"), "netcdf", &["u"], renamed("valid_time")).unwrap();
+    assert_eq!(
+        (data.samples(), data.times().unwrap(), data.dims().len()),
+        (3, &[0.0, 6.0, 12.0, 18.0, 24.0][..], 2)
+    );
+    assert_eq!(data.time_unit().unwrap().unit, "hours since 2000-01-01");
+    // An axis that the options name has precedence.
+    let named = json!({ "time": "sample", "sample": "lat", "variables": renamed("when")["variables"] });
+    let data = open(&fixture("classic.nc"), "netcdf", &["u"], named).unwrap();
+    assert_eq!((data.samples(), data.times().unwrap()), (4, &[0.0, 1.0, 2.0][..]));
+}
+
+/// A place among the variables serves for coordinates, too, if it has the axis's extent.
+#[test]
+fn coordinates_are_found_by_the_places_of_variables() {
+    let u = json!({ "path": "run/u", "axes": ["sample", "time", "lat", "lon"] });
+    let own = json!({ "variables": {
+        "u": u, "lon": "mask",
+        "lat": { "path": "grid/latitudes", "unit": "degrees_north" },
+    } });
+    let data = open(&fixture("plain.h5"), "hdf5", &["u"], own).unwrap();
+    let [lat, lon] = data.dims() else { panic!("{:?}", data.dims()) };
+    assert_eq!(
+        (&lat.coordinates[..], lat.unit.as_deref()),
+        (&[60.0, 20.0, -20.0, -60.0][..], Some("degrees_north"))
+    );
+    assert_eq!(lon.coordinates, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+}
+
 #[test]
 fn missing_values_are_refused_with_their_index() {
     let data = open(&fixture("missing.nc"), "netcdf", &["v"], json!({})).unwrap();

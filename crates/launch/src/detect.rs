@@ -6,6 +6,7 @@ use std::hash::{Hash, Hasher};
 use isobar_registry::nearest;
 
 use crate::Environment;
+use crate::error::MOST_RANKS;
 use crate::{Launch, LaunchError, Method};
 
 const FORCE: &str = "ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD";
@@ -263,7 +264,9 @@ impl Reader<'_> {
             LaunchError::Missing { method, present, missing, mend }
         };
         match (rank, size) {
-            (Some(_), Some(0)) => Err(LaunchError::NoRanks { method, variable: size_variable }),
+            (Some(_), Some(size)) if !(1..=MOST_RANKS).contains(&size) => {
+                Err(LaunchError::SizeOutOfRange { method, variable: size_variable, size })
+            }
             (Some(rank), Some(size)) if rank >= size => {
                 Err(LaunchError::RankOutOfRange { method, variable: rank_variable, rank, size })
             }

@@ -2,6 +2,9 @@
 
 use crate::Method;
 
+/// Most ranks of a job: more than any machine has.
+pub(crate) const MOST_RANKS: usize = 1 << 20;
+
 /// A launch that cannot be understood, with what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -54,13 +57,15 @@ pub enum LaunchError {
         /// The number of ranks.
         size: usize,
     },
-    /// No ranks at all.
-    #[error("{method} launch: {variable} is 0; it must be at least 1")]
-    NoRanks {
+    /// No ranks at all, or more than there are.
+    #[error("{method} launch: {variable} is {size}, expected 1 to {MOST_RANKS}")]
+    SizeOutOfRange {
         /// The method.
         method: Method,
         /// The variable.
         variable: &'static str,
+        /// Its value.
+        size: usize,
     },
     /// Two launchers that say different things of this process.
     #[error("{variable}={value}, but {other}={other_value}: two launchers disagree; {mend}")]

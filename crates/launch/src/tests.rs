@@ -115,7 +115,8 @@ fn chooses_between_launchers(#[case] variables: &[&str], #[case] method: Method,
 #[case::negative("RANK=-1 WORLD_SIZE=2", "RANK=-1 is not a number from 0")]
 #[case::bad_port("RANK=0 WORLD_SIZE=2 MASTER_ADDR=x MASTER_PORT=99999", "MASTER_PORT=99999 is not a port")]
 #[case::rank_too_large("RANK=2 WORLD_SIZE=2", "RANK is 2, but there are 2 ranks, numbered from 0")]
-#[case::no_ranks("RANK=0 WORLD_SIZE=0", "WORLD_SIZE is 0")]
+#[case::no_ranks("RANK=0 WORLD_SIZE=0", "WORLD_SIZE is 0, expected 1 to 1048576")]
+#[case::too_many_ranks("RANK=0 WORLD_SIZE=999999999999", "WORLD_SIZE is 999999999999, expected 1 to 1048576")]
 #[case::left_over_env_under_mpirun(
     "RANK=0 WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2",
     "WORLD_SIZE=1, but OMPI_COMM_WORLD_SIZE=2: two launchers disagree"

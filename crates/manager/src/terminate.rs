@@ -5,11 +5,12 @@
 //! time limit: then there is time to save.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::flag;
 use signal_hook::iterator::{Handle, Signals};
 use signal_hook::low_level::{emulate_default_handler, signal_name};
 
@@ -32,6 +33,13 @@ static WATCHDOG: Mutex<Option<Watchdog>> = Mutex::new(None);
 static INTERESTED: AtomicUsize = AtomicUsize::new(0);
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 static FIRST: OnceLock<Instant> = OnceLock::new();
+
+/// Makes a write beyond the limit of file sizes (`ulimit -f`) an error that names the file. By default SIGXFSZ ends the process without
+/// a message. For the start of a program; other processes that it starts are not affected.
+pub fn make_file_limit_an_error() {
+    // With any handler the write returns an error. Without one the default stays.
+    let _ = flag::register(SIGXFSZ, Arc::default());
+}
 
 /// Handler for SIGTERM and SIGINT (Ctrl-C) while all ranks are alive. While this value lives, these signals
 /// set [`requested`](Self::requested) instead of ending the process. A second signal, at least two seconds

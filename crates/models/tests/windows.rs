@@ -37,6 +37,7 @@ fn pangu_of_one_layer() -> PanguConfig {
         window_size: [1, 2, 4],
         surface_variables: 2,
         surface_masks: 3,
+        upper_air_variables: 0,
         pressure_levels: 0,
         ..pangu()
     }

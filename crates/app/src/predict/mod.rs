@@ -45,7 +45,7 @@ pub(crate) struct PredictArgs {
     /// Initial frame, for trajectories; by default the first one that has the frames of `data.history` before it
     #[arg(long, value_name = "FRAME")]
     start: Option<usize>,
-    /// Number of steps, for trajectories; by default up to the file's last frame. May be larger
+    /// Number of steps, for trajectories; by default up to the file's last frame, or 1 for an ensemble. May be larger
     #[arg(long, value_name = "STEPS")]
     steps: Option<usize>,
     /// The file to write: HDF5 in the layout of the data, or with the extension .nc NetCDF-4 or .zarr Zarr with the conventions of CF; by default
@@ -222,6 +222,9 @@ impl Job for Prediction<'_> {
     }
 }
 
+/// Most steps of a prediction: times, errors and metrics of all steps are kept until the end.
+const MOST_STEPS: usize = 1 << 20;
+
 impl Prediction<'_> {
     /// The samples that are asked for, or those kept for validation.
     fn samples(&self, source: &Source) -> Result<Vec<usize>> {
@@ -258,8 +261,11 @@ impl Prediction<'_> {
         };
         let (first, last) = (self.config.data.history - 1, times.len() - 1);
         let start = args.start.unwrap_or(first);
-        let steps = args.steps.unwrap_or(last.saturating_sub(start));
         let members = self.config.task.members();
+        let steps = args.steps.unwrap_or(if members > 1 { 1 } else { last.saturating_sub(start) });
+        if steps > MOST_STEPS {
+            bail!(Exit::Usage.because(format!("--steps is {steps}, expected at most {MOST_STEPS}")));
+        }
         if members > 1 && steps > 1 {
             bail!(Exit::Usage.because(format!(
                 "[task] has {members} members, and {steps} steps are asked for: ensembles are of one step; --steps=1, or --set \

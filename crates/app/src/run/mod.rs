@@ -25,7 +25,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use isobar_array::{Array, Generator};
 use isobar_collectives::Group;
-use isobar_data::Normalizer;
+use isobar_data::{Normalizer, missing_frames};
 use isobar_manager::DistributedManager;
 use isobar_models::{Batch, FieldSpec, ModelConfig};
 use isobar_shard::{ParallelRegion, ParamStore};
@@ -217,6 +217,12 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
     let ((source, fields, conditions), _) = all_ok(&world, opened)?;
     room::check(&world, &arrangement, config, &fields, device, J::TRAINS)?;
     let Arrangement { ranks, model, domain } = arrangement;
+    if J::TRAINS
+        && world.rank() == 0
+        && let Some(found) = missing_frames(&*source.parts.train.data)
+    {
+        tracing::warn!("{found}; a training step leads across; data.train_times selects a range of times");
+    }
     if let Some(mesh) = &domain
         && J::TRAINS
         && world.rank() == 0

@@ -44,10 +44,13 @@ impl ArrayDataset {
     ) -> Result<Box<dyn Dataset>> {
         let table = format!("data.{}", source.format());
         let reader = Reader { arrays: &*arrays, options: &options, table: table.clone() };
-        let layout = match source.variables() {
-            [] if source.takes_all() => reader.layout(&reader.likely(), source.levels())?,
-            named => reader.layout(named, source.levels())?,
+        let names = match source.variables() {
+            [] if source.takes_all() => reader.likely(),
+            named => named.to_vec(),
         };
+        let options = ArrayOptions { time: reader.time_axis(&names), ..options.clone() };
+        let reader = Reader { options: &options, ..reader };
+        let layout = reader.layout(&names, source.levels())?;
         let frames = layout.times.as_ref().map_or(1, Vec::len);
         if let Some(cut) = options.cut.filter(|cut| *cut == 0 || *cut >= frames) {
             return Err(Error::Config(format!(

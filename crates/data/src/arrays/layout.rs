@@ -1,5 +1,6 @@
 //! The layout of a data set of named arrays, checked when it is opened.
 
+use std::collections::BTreeSet;
 use std::iter::once;
 use std::ops::Range;
 
@@ -247,8 +248,44 @@ impl Reader<'_> {
         Ok((0..extent).map(|point| point as f64).collect())
     }
 
+    /// The axis of times that the options name, or, if no variable has it, the only axis whose coordinates have a unit since a date.
+    pub(super) fn time_axis(&self, variables: &[String]) -> String {
+        let mut found = BTreeSet::new();
+        // What cannot be read is an error later.
+        for (path, info, axes) in variables.iter().filter_map(|name| self.variable(name).ok()) {
+            if axes.contains(&self.options.time) {
+                return self.options.time.clone();
+            }
+            let is_time = |(axis, extent): &(&String, &usize)| {
+                let coordinate = self.coordinate(&path, axis, **extent).ok().flatten();
+                coordinate.and_then(|(_, info)| info.unit).is_some_and(|unit| unit.contains(" since "))
+            };
+            found.extend(axes.iter().zip(&info.shape).filter(is_time).map(|(axis, _)| axis.clone()));
+        }
+        match (found.len(), found.pop_first()) {
+            (1, Some(axis)) => axis,
+            _ => self.options.time.clone(),
+        }
+    }
+
     /// The array of an axis's coordinates: as named in the options, or of the axis's name, beside a variable or at the root.
     fn coordinate(&self, beside: &str, axis: &str, extent: usize) -> Result<Option<(String, ArrayInfo)>> {
+        let own = self.options.variables.get(axis);
+        let unit = own.and_then(|own| own.unit());
+        let found = self.coordinate_array(beside, axis, own.map(|own| own.path()), extent)?;
+        Ok(found.map(|(path, info)| {
+            let unit = unit.map(str::to_owned).or(info.unit);
+            (path, ArrayInfo { unit, ..info })
+        }))
+    }
+
+    fn coordinate_array(
+        &self,
+        beside: &str,
+        axis: &str,
+        own: Option<&str>,
+        extent: usize,
+    ) -> Result<Option<(String, ArrayInfo)>> {
         if let Some(path) = self.options.coordinates.get(axis) {
             let info = self.arrays.info(path)?;
             if info.shape != [extent] {
@@ -259,12 +296,12 @@ impl Reader<'_> {
         }
         let sibling = beside.rsplit_once('/').map(|(group, _)| format!("{group}/{axis}"));
         let names = self.arrays.names();
-        for path in sibling.into_iter().chain([axis.to_owned()]) {
-            if names.contains(&path) {
-                let info = self.arrays.info(&path)?;
-                if info.shape == [extent] {
-                    return Ok(Some((path, info)));
-                }
+        let named = sibling.into_iter().chain([axis.to_owned()]).filter(|path| names.contains(path));
+        // A variable may have the name of an axis.
+        for path in own.map(str::to_owned).into_iter().chain(named) {
+            let info = self.arrays.info(&path)?;
+            if info.shape == [extent] {
+                return Ok(Some((path, info)));
             }
         }
         Ok(None)
@@ -277,9 +314,7 @@ impl Reader<'_> {
         let times = self.line(&path, &info)?;
         match times.windows(2).position(|pair| pair[0] >= pair[1]) {
             None => {
-                let own = self.options.variables.get(&self.options.time).and_then(|own| own.unit());
-                let unit = own.map(str::to_owned).or(info.unit);
-                let unit = unit.map(|unit| TimeUnit { unit, calendar: info.calendar });
+                let unit = info.unit.map(|unit| TimeUnit { unit, calendar: info.calendar });
                 Ok((times, unit))
             }
             Some(at) => {

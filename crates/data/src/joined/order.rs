@@ -7,6 +7,7 @@ use super::handles::File;
 use crate::adapt::{time_text, times_in};
 use crate::calendar::TimeUnit;
 use crate::dataset::Dataset;
+use crate::gaps::is_gap;
 use crate::{Error, Result};
 
 /// Times of files, in the unit of the first one.
@@ -110,7 +111,7 @@ impl Order {
                 0.0 => usual,
                 step => step,
             };
-            if gap > MOST_GAP * step {
+            if is_gap(gap, step) {
                 return Err(Error::Config(format!(
                     "frames are missing between {} ({}) and {} ({}): {} from the last to the next where a step is {}; add the \
                      missing files, or take those of one side",
@@ -134,9 +135,6 @@ impl Order {
         format!("{} to {}", text(times.first()), text(times.last()))
     }
 }
-
-/// Steps without a frame from which on there is a gap; months have 28 to 31 days.
-const MOST_GAP: f64 = 1.5;
 
 /// Returns whether times are the same but for rounding.
 fn near(one: &[f64], other: &[f64]) -> bool {

@@ -47,7 +47,7 @@ pub struct PanguConfig {
     /// fields. `isobar train` appends static fields to all variables: with levels, set it to 0.
     #[serde(default = "surface_masks")]
     pub surface_masks: usize,
-    /// Variables above the surface.
+    /// Variables above the surface, each with `pressure_levels` channels.
     #[serde(default = "upper_air_variables")]
     pub upper_air_variables: usize,
     /// Pressure levels of each variable above the surface; 0 for fields at the surface only, whose windows have one level.

@@ -95,7 +95,7 @@ pub(super) struct Channels {
     surface: i64,
     /// Channels of the surface that are inputs only.
     masks: i64,
-    /// Variables above the surface.
+    /// Variables above the surface; 0 without levels.
     variables: i64,
     /// Pressure levels of each; 0 without an atmosphere above the surface.
     levels: i64,
@@ -109,7 +109,10 @@ impl Channels {
                 .map(|(key, count)| if count == 0 { Ok(0) } else { check.extent(key, count) });
         let (masks, levels) = (masks?, levels?);
         let surface = check.extent("surface_variables", config.surface_variables)?;
-        let variables = check.extent("upper_air_variables", config.upper_air_variables)?;
+        let variables = match levels {
+            0 => 0,
+            _ => check.extent("upper_air_variables", config.upper_air_variables)?,
+        };
         Ok(Self { surface, masks, variables, levels })
     }
 
