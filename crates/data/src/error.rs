@@ -190,12 +190,20 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
     pub(crate) fn hdf5(path: &Path, action: impl Into<String>, source: hdf5_metno::Error) -> Self {
+        let source = os_error(&source.to_string()).map_or(source, |error| error.to_string().into());
         Self::Hdf5 { path: path.to_owned(), action: action.into(), source }
     }
 
     pub(crate) fn io(path: &Path, action: &'static str, source: std::io::Error) -> Self {
         Self::Io { path: path.to_owned(), action, source }
     }
+}
+
+/// The error of the operating system in a message of the HDF5 library, where it stands as `errno = 28` among addresses and counts.
+fn os_error(message: &str) -> Option<std::io::Error> {
+    let (_, rest) = message.split_once("errno = ")?;
+    let digits = rest.split(|letter: char| !letter.is_ascii_digit()).next()?;
+    digits.parse().ok().map(std::io::Error::from_raw_os_error)
 }
 
 /// Describes the expected holder of a dataset or group.
