@@ -247,6 +247,18 @@ pub enum Error {
         /// Results in it.
         found: String,
     },
+    /// The run's folder holds results without a complete checkpoint, of a run that had one.
+    #[error(
+        "run folder {} holds {found} of an earlier run, but no complete checkpoint to resume from; put its checkpoints back, choose \
+         another name (--set run.name=NAME), or replace its results (--overwrite, or --set checkpoint.overwrite=true)",
+        path.display()
+    )]
+    NothingToResume {
+        /// The folder.
+        path: PathBuf,
+        /// Results in it.
+        found: String,
+    },
     /// The run's folder no longer exists.
     #[error(
         "run folder {} was removed or replaced while the run used it: what was written there is lost; start again, and leave the \
@@ -280,7 +292,11 @@ pub enum Error {
         columns: Vec<String>,
     },
     /// A metrics file to append to is not one.
-    #[error("metrics file {} is refused: {reason}; move it away or choose another output folder", path.display())]
+    #[error(
+        "metrics file {} cannot be continued: {reason}; move it away, so that the run starts a new one, or choose another name \
+         (--set run.name=NAME)",
+        path.display()
+    )]
     MetricsFile {
         /// The file.
         path: PathBuf,
@@ -345,6 +361,7 @@ impl Error {
                 | Self::OtherRankFile { .. }
                 | Self::RunLocked { .. }
                 | Self::HoldsResults { .. }
+                | Self::NothingToResume { .. }
         )
     }
 

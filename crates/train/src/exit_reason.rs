@@ -100,7 +100,8 @@ fn train(error: &Error) -> Option<ExitReason> {
         | Error::WrongGradients { .. }
         | Error::HostMemory { .. }
         | Error::RunLocked { .. }
-        | Error::HoldsResults { .. } => Some(ExitReason::Usage),
+        | Error::HoldsResults { .. }
+        | Error::NothingToResume { .. } => Some(ExitReason::Usage),
         Error::Io { .. }
         | Error::FolderGone { .. }
         | Error::OtherRankFile { .. }

@@ -44,6 +44,12 @@ pub(crate) fn is_checkpoint(path: &Path) -> bool {
     [MANIFEST, METADATA_OF_OLD].iter().any(|name| path.join(name).is_file())
 }
 
+/// Returns whether a file's name in the folder of a checkpoint is one that saving creates.
+pub(crate) fn is_of_checkpoint(name: &str) -> bool {
+    let plain = name.strip_prefix('.').unwrap_or(name);
+    plain.starts_with("rank_") || plain.starts_with(MANIFEST)
+}
+
 /// Folder of the checkpoints, given that folder or a run's.
 pub(crate) fn root_of(path: &Path) -> PathBuf {
     checkpoints_of(path).unwrap_or_else(|| path.to_owned())

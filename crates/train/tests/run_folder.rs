@@ -126,9 +126,120 @@ fn results_of_another_run_are_refused_on_all_ranks_and_stay(#[values(1, 2)] rank
         }
     }
     assert!(snapshot(folder.path()) == before, "nothing is changed");
-    // Metrics alone are results, too.
-    fs::remove_dir_all(folder.path().join("checkpoints")).unwrap();
-    assert!(matches!(plain(&config(folder.path())), Err(Error::HoldsResults { .. })));
+}
+
+/// Results whose checkpoints are missing or unreadable are not those of a run that ended before its first one.
+#[rstest]
+#[case::no_manifests(
+    |run: &Path| (2..=6).step_by(2).for_each(|step| fs::remove_file(manifest(run, step)).unwrap()),
+    "parts of checkpoints without `manifest.json` and metrics"
+)]
+#[case::no_folder(|run: &Path| fs::rename(run.join("checkpoints"), run.join("elsewhere")).unwrap(), "holds metrics of")]
+#[case::no_metrics_either(
+    |run: &Path| {
+        fs::remove_dir_all(run.join("tensorboard")).unwrap();
+        ["metrics.csv", "metrics.jsonl"].iter().for_each(|name| fs::remove_file(run.join(name)).unwrap());
+        (2..=6).step_by(2).for_each(|step| fs::remove_file(manifest(run, step)).unwrap());
+    },
+    "holds parts of checkpoints without `manifest.json` of"
+)]
+#[case::a_file(
+    |run: &Path| {
+        fs::rename(run.join("checkpoints"), run.join("elsewhere")).unwrap();
+        fs::write(run.join("checkpoints"), "mine").unwrap();
+    },
+    "an entry `checkpoints` that is not a folder and metrics"
+)]
+fn results_without_a_complete_checkpoint_stay(
+    #[case] lose: fn(&Path),
+    #[case] found: &str,
+    #[values(1, 2)] ranks: usize,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    plain(&config(folder.path())).unwrap();
+    lose(folder.path());
+    let before = snapshot(folder.path());
+    for resume in [Resume::Never, Resume::Auto, Resume::Must] {
+        let errors = threads::run(ranks, DEADLINE, |world| {
+            let mut config = config(folder.path());
+            config.checkpoint.resume = resume;
+            run(&world, &config, &Shrink::new(|_| Ok(()))).unwrap_err()
+        });
+        for error in errors {
+            assert!(matches!(&error, Error::NothingToResume { .. }), "{error}");
+            let text = error.to_string();
+            for word in [found, "run.name", "--overwrite"] {
+                assert!(text.contains(word), "no {word} in {text}");
+            }
+            assert!(!text.contains("--resume"), "{text}");
+        }
+        assert!(snapshot(folder.path()) == before, "nothing is changed");
+    }
+    let replaced = plain(&overwriting(folder.path()));
+    if folder.path().join("checkpoints").is_file() {
+        let error = replaced.unwrap_err().to_string();
+        assert!(error.contains("checkpoints is not a folder") && error.contains("move it away"), "{error}");
+        assert!(snapshot(folder.path()) == before);
+    } else {
+        assert_eq!(replaced.unwrap().steps, 6);
+    }
+}
+
+fn manifest(run: &Path, step: u64) -> PathBuf {
+    run.join(format!("checkpoints/step_{step:08}/manifest.json"))
+}
+
+/// An overwrite takes what a run wrote, and nothing else in its folders.
+#[test]
+fn an_overwrite_leaves_files_of_others() {
+    let folder = tempfile::tempdir().unwrap();
+    plain(&config(folder.path())).unwrap();
+    let mine = [
+        "checkpoints/note.txt",
+        "checkpoints/step_abc/note.txt",
+        "checkpoints/step_9/note.txt",
+        "tensorboard/note.txt",
+    ];
+    for name in mine {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "mine").unwrap();
+    }
+    let failing = Shrink::new(|step| if step == 1 { Err("the disk is gone".into()) } else { Ok(()) });
+    let before = snapshot(folder.path());
+    run(&Group::single(), &overwriting(folder.path()), &failing).unwrap_err();
+    let kept = |(path, _): &(PathBuf, Vec<u8>)| !path.starts_with("unfinished");
+    assert!(snapshot(folder.path()).into_iter().filter(kept).collect::<Vec<_>>() == before);
+    let mut shorter = overwriting(folder.path());
+    shorter.train.epochs = 1;
+    plain(&shorter).unwrap();
+    assert_eq!(steps(folder.path()), [2]);
+    for name in mine {
+        assert_eq!(fs::read_to_string(folder.path().join(name)).unwrap(), "mine", "{name}");
+    }
+    assert!(!folder.path().join("earlier").exists());
+}
+
+/// Damaged records are not dropped silently; without the file the run begins a new one.
+#[rstest]
+#[case("metrics.jsonl")]
+#[case("metrics.csv")]
+fn damaged_metrics_are_named(#[case] name: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    plain(&config(folder.path())).unwrap();
+    let path = folder.path().join(name);
+    fs::write(&path, [0xff, 0xfe, b'\n']).unwrap();
+    let mut resumed = config(folder.path());
+    resumed.checkpoint.resume = Resume::Must;
+    resumed.train.epochs = 4;
+    let error = plain(&resumed).unwrap_err();
+    assert!(matches!(&error, Error::MetricsFile { .. }), "{error}");
+    let text = error.to_string();
+    for word in [path.to_str().unwrap(), "it is not UTF-8 text", "move it away", "run.name"] {
+        assert!(text.contains(word), "no {word} in {text}");
+    }
+    fs::remove_file(path).unwrap();
+    assert_eq!(plain(&resumed).unwrap().steps, 8);
 }
 
 /// The functions for your own training loops are as safe.
@@ -267,7 +378,9 @@ fn a_run_without_a_checkpoint_starts_again_where_it_may_resume() {
     auto.checkpoint.resume = Resume::Auto;
     let failing = Shrink::new(|step| if step == 1 { Err("the disk is gone".into()) } else { Ok(()) });
     run(&Group::single(), &auto, &failing).unwrap_err();
+    assert!(folder.path().join(".unsaved").exists());
     assert_eq!(plain(&auto).unwrap().losses.len(), 6);
+    assert!(!folder.path().join(".unsaved").exists(), "it has a checkpoint");
     let metrics = fs::read_to_string(folder.path().join("metrics.csv")).unwrap();
     assert_eq!(metrics.lines().count(), 1 + 6 + 3, "{metrics}");
 }

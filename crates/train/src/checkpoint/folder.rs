@@ -7,8 +7,8 @@ use super::manifest::Manifest;
 use crate::error::{Error, IoContext, Result};
 use crate::files;
 pub(super) use crate::folders::{
-    MANIFEST, METADATA_OF_OLD, checkpoints, entries, is_checkpoint, newest, root_of, root_or_earlier,
-    step_folder, step_of, steps,
+    MANIFEST, METADATA_OF_OLD, checkpoints, entries, is_checkpoint, is_of_checkpoint, newest, root_of,
+    root_or_earlier, step_folder, step_of, steps,
 };
 
 /// A rank's file of tensors. The suffix keeps those of a save apart from those of the checkpoint that it replaces.
@@ -28,7 +28,7 @@ pub(super) fn sweep(root: &Path, current: Option<&Path>) -> Result<()> {
             continue;
         }
         // Somebody else's files are not for us to remove.
-        if entries(&path)?.iter().all(|name| is_ours(name)) {
+        if entries(&path)?.iter().all(|name| is_of_checkpoint(name)) {
             std::fs::remove_dir_all(&path).at("remove", &path)?;
         }
     }
@@ -39,7 +39,7 @@ pub(super) fn sweep(root: &Path, current: Option<&Path>) -> Result<()> {
 pub(super) fn tidy(folder: &Path, manifest: &Manifest) -> Result<()> {
     for name in entries(folder)? {
         let listed = name == MANIFEST || manifest.files.iter().any(|file| file.name == name);
-        if !listed && is_ours(&name) {
+        if !listed && is_of_checkpoint(&name) {
             let path = folder.join(&name);
             std::fs::remove_file(&path).at("remove", &path)?;
         }
@@ -66,10 +66,4 @@ pub(super) fn refuse_link(folder: &Path) -> Result<()> {
             "it is a symbolic link, and is not written through; remove the link",
         )),
     }
-}
-
-/// Returns whether a name is one that saving creates.
-fn is_ours(name: &str) -> bool {
-    let plain = name.strip_prefix('.').unwrap_or(name);
-    plain.starts_with("rank_") || plain.starts_with(MANIFEST)
 }

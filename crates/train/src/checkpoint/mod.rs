@@ -56,7 +56,7 @@ use crate::agree::agree;
 use crate::config::Resume;
 use crate::error::{Error, Result};
 use crate::loss_scale::LossScale;
-use crate::run_folder::Earlier;
+use crate::run_folder::Unsaved;
 
 /// Position of a run, apart from its tensors. Random numbers follow from the seed and the step, the order of samples from the
 /// seed and the epoch, so these numbers are the state of both.
@@ -131,8 +131,8 @@ pub struct Checkpoints {
     background: Background,
     /// True while the ranks have not agreed on the end of a write in the background; the same on all ranks.
     in_flight: bool,
-    /// Results of an earlier run, which the first checkpoint replaces; only on rank 0.
-    earlier: Option<Arc<Earlier>>,
+    /// A run that starts from the beginning, until its first checkpoint; only on rank 0.
+    unsaved: Option<Arc<Unsaved>>,
     /// Number of consecutive failed writes in the background.
     failures: u32,
 }
@@ -151,14 +151,14 @@ impl Checkpoints {
             staging: Staging::default(),
             background: Background::default(),
             in_flight: false,
-            earlier: None,
+            unsaved: None,
             failures: 0,
         }
     }
 
-    /// The first checkpoint removes these results.
-    pub(crate) fn replacing(&mut self, earlier: Option<Arc<Earlier>>) {
-        self.earlier = earlier;
+    /// The first checkpoint ends this state of the run's folder.
+    pub(crate) fn begin(&mut self, unsaved: Option<Arc<Unsaved>>) {
+        self.unsaved = unsaved;
     }
 
     /// Writes a checkpoint and returns its folder when it is on disk. Every rank calls, and writes its part; what several hold
@@ -332,7 +332,7 @@ impl Checkpoints {
                 keep: self.keep,
                 timeout: self.world.deadline(),
                 news: News::default(),
-                earlier: self.earlier.clone(),
+                unsaved: self.unsaved.clone(),
             })
         });
         Ok(Job {

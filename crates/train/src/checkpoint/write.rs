@@ -24,7 +24,7 @@ use super::{RunState, folder};
 use crate::error::{Context, Error, IoContext, Result};
 use crate::files;
 use crate::folders::MANIFEST;
-use crate::run_folder::Earlier;
+use crate::run_folder::Unsaved;
 
 /// A rank's part of a save.
 pub(super) struct Job {
@@ -58,8 +58,8 @@ pub(super) struct Lead {
     pub(super) timeout: Duration,
     /// Reports of the ranks.
     pub(super) news: News,
-    /// Results of an earlier run, which this checkpoint replaces.
-    pub(super) earlier: Option<Arc<Earlier>>,
+    /// A run that starts from the beginning, until this checkpoint.
+    pub(super) unsaved: Option<Arc<Unsaved>>,
 }
 
 /// Time for the other ranks' notes where the run ends with an error.
@@ -148,8 +148,8 @@ impl Job {
         };
         write_manifest(&self.folder, &manifest)?;
         files::sync_folders(&self.root)?;
-        if let Some(earlier) = &lead.earlier {
-            swept("results of an earlier run stay", earlier.remove());
+        if let Some(unsaved) = &lead.unsaved {
+            swept("results of an earlier run stay", unsaved.end());
         }
         swept("files of an earlier save stay", folder::tidy(&self.folder, &manifest));
         swept("a checkpoint that need not stay does", retention::prune(&self.root, lead.keep, &self.folder));

@@ -60,7 +60,7 @@ pub(super) fn has_records(path: &Path) -> std::io::Result<bool> {
 }
 
 fn kept(path: &Path, columns: &[String], last_step: u64) -> Result<(Vec<String>, String)> {
-    let text = isobar_files::read_to_string(path, u64::MAX).at("read", path)?;
+    let text = super::read_text(path)?;
     let refused = |reason: String| Error::MetricsFile { path: path.to_owned(), reason };
     let mut lines = text.split_inclusive('\n');
     let found = lines.next().unwrap_or_default();

@@ -50,7 +50,7 @@ pub(super) fn has_records(path: &Path) -> std::io::Result<bool> {
 }
 
 fn kept(path: &Path, last_step: u64) -> Result<String> {
-    let text = isobar_files::read_to_string(path, u64::MAX).at("read", path)?;
+    let text = super::read_text(path)?;
     let refused = |number: usize, reason: String| Error::MetricsFile {
         path: path.to_owned(),
         reason: format!("line {}: {reason}", number + 1),

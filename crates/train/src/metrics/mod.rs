@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use self::csv::CsvFile;
 use self::json_lines::JsonLines;
 use self::tensorboard::EventFile;
+pub(crate) use self::tensorboard::is_event_file;
 use crate::error::{Error, IoContext, Result};
 use crate::metric::MetricKind;
 
@@ -164,6 +165,16 @@ pub(crate) fn any_in(folder: &Path) -> Result<bool> {
         }
     }
     Ok(false)
+}
+
+/// Reads a file of text to continue.
+fn read_text(path: &Path) -> Result<String> {
+    match isobar_files::read_to_string(path, u64::MAX) {
+        Err(error) if error.kind() == ErrorKind::InvalidData => {
+            Err(Error::MetricsFile { path: path.to_owned(), reason: "it is not UTF-8 text".to_owned() })
+        }
+        text => text.at("read", path),
+    }
 }
 
 impl Drop for MetricSink {

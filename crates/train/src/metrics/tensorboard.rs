@@ -62,7 +62,8 @@ pub(super) fn has_records(folder: &Path) -> std::io::Result<bool> {
     Ok(false)
 }
 
-fn is_event_file(name: &str) -> bool {
+/// Returns whether a name is that of an event file.
+pub(crate) fn is_event_file(name: &str) -> bool {
     name.starts_with("events.out.tfevents.")
 }
 

@@ -1,27 +1,13 @@
 //! Results of an earlier run, kept until the run that replaces them has a checkpoint.
 
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::error::{Error, IoContext, Result};
+use super::results::{self, UNFINISHED, exists, remove_if_empty};
+use crate::error::{IoContext, Result};
 use crate::files;
 use crate::folders::{CHECKPOINTS, EARLIER, any_in};
-
-/// Results of a run: files and folders that a new run would replace.
-const RESULTS: [&str; 7] = [
-    CHECKPOINTS,
-    "metrics.jsonl",
-    "metrics.csv",
-    "tensorboard",
-    "config.toml",
-    "validation.png",
-    "prediction.png",
-];
-
-/// Folder for the results of a run that ended before its first checkpoint.
-const UNFINISHED: &str = "unfinished";
 
 /// Marker file in `earlier`: all results are there.
 const COMPLETE: &str = ".complete";
@@ -45,24 +31,11 @@ pub(crate) struct Earlier {
 impl Earlier {
     /// Moves the results in `folder` aside.
     pub(super) fn set_aside(folder: &Path) -> Result<Self> {
-        for name in RESULTS {
-            let path = folder.join(name);
-            let kind = fs::symlink_metadata(&path).map(|about| about.file_type());
-            if kind.is_ok_and(|kind| kind.is_symlink()) && path.is_dir() {
-                return Err(Error::invalid(
-                    path.display().to_string(),
-                    "a symbolic link to a folder",
-                    "a folder of the run's own, as a run does not replace what lies elsewhere; remove the link, or choose \
-                     another name (--set run.name=NAME)",
-                ));
-            }
-        }
+        results::check_kinds(folder)?;
         let aside = folder.join(EARLIER);
         fs::create_dir_all(&aside).at("make the folder", &aside)?;
         let moved = || -> Result<()> {
-            for name in RESULTS {
-                move_entry(&folder.join(name), &aside.join(name))?;
-            }
+            results::move_all(folder, &aside)?;
             files::write_synced(&aside.join(COMPLETE), b"")?;
             files::sync_folder(&aside)?;
             files::sync_folder(folder)
@@ -106,8 +79,7 @@ impl Drop for Earlier {
 /// Finishes an overwrite that a killed run has left half done. The folder is locked.
 pub(super) fn recover(folder: &Path) -> Result<Option<Recovered>> {
     let aside = folder.join(EARLIER);
-    let ours = RESULTS.iter().chain([&COMPLETE]).any(|name| exists(&aside.join(name)));
-    if !ours {
+    if !exists(&aside.join(COMPLETE)) && results::entries(&aside)?.is_empty() {
         return Ok(None);
     }
     if exists(&aside.join(COMPLETE)) && any_in(&folder.join(CHECKPOINTS))? {
@@ -120,9 +92,8 @@ pub(super) fn recover(folder: &Path) -> Result<Option<Recovered>> {
 
 fn remove_aside(folder: &Path) -> Result<()> {
     let aside = folder.join(EARLIER);
-    for name in RESULTS.iter().chain([&COMPLETE]) {
-        files::remove(&aside.join(name))?;
-    }
+    results::remove_all(&aside)?;
+    files::remove(&aside.join(COMPLETE))?;
     remove_if_empty(&aside)
 }
 
@@ -135,51 +106,18 @@ fn put_back(folder: &Path) -> Result<()> {
         // Everything beside the folder is the new run's. Without the mark it may be the earlier run's.
         let unfinished = folder.join(UNFINISHED);
         fs::create_dir_all(&unfinished).at("make the folder", &unfinished)?;
-        for name in RESULTS {
-            let (from, to) = (folder.join(name), unfinished.join(name));
-            if exists(&from) {
-                files::remove(&to)?;
-                move_entry(&from, &to)?;
-            }
+        for entry in results::entries(folder)? {
+            files::remove(&unfinished.join(entry))?;
         }
+        results::move_all(folder, &unfinished)?;
         remove_if_empty(&unfinished)?;
         files::sync_folder(folder)?;
         files::remove(&complete)?;
         files::sync_folder(&aside)?;
     }
-    for name in RESULTS {
-        let (from, to) = (aside.join(name), folder.join(name));
-        if exists(&from) && exists(&to) {
-            let reason = std::io::Error::from(ErrorKind::AlreadyExists);
-            return Err(reason)
-                .at("put back the results of the earlier run, move one of both away from", &to);
-        }
-        move_entry(&from, &to)?;
-    }
+    results::move_all(&aside, folder)?;
     files::sync_folder(folder)?;
     remove_if_empty(&aside)
-}
-
-/// Renames what is at `from`, if anything is. Links are moved as links.
-fn move_entry(from: &Path, to: &Path) -> Result<()> {
-    match fs::rename(from, to) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error).at("move", from),
-        _ => Ok(()),
-    }
-}
-
-/// Removes a folder unless it holds files of somebody else.
-fn remove_if_empty(folder: &Path) -> Result<()> {
-    match fs::remove_dir(folder) {
-        Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::DirectoryNotEmpty) => {
-            Err(error).at("remove", folder)
-        }
-        _ => Ok(()),
-    }
-}
-
-fn exists(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok()
 }
 
 #[cfg(test)]

@@ -4,9 +4,14 @@
 //! which names the process that has it: it ends with its process, however that ends. A folder that holds results of another
 //! run is refused unless the new run resumes it or is told to replace it ([`CheckpointConfig::overwrite`]); then the old
 //! results are kept in `earlier` until the new run has a checkpoint, and put back if it ends before.
+//!
+//! A run without a checkpoint so far has the marker file `.unsaved`. Its next start begins again. Without the marker, results
+//! without a complete checkpoint are those of a run whose checkpoints are missing or unreadable, and are never replaced unasked.
 
 mod earlier;
 mod lock;
+mod results;
+mod unsaved;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,9 +19,9 @@ use std::time::Duration;
 use isobar_collectives::Group;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::earlier::Earlier;
-use self::earlier::Recovered;
+use self::earlier::{Earlier, Recovered};
 use self::lock::Lock;
+pub(crate) use self::unsaved::Unsaved;
 use crate::config::{CheckpointConfig, Resume};
 use crate::error::{Error, Result};
 use crate::files;
@@ -51,6 +56,7 @@ pub struct RunFolder {
 enum Refusal {
     Locked { path: PathBuf, holder: String },
     HoldsResults { path: PathBuf, found: String },
+    NothingToResume { path: PathBuf, found: String },
     Failed(String),
 }
 
@@ -70,7 +76,9 @@ impl RunFolder {
         let wait = wait.min(world.deadline() / 2);
         let own = || -> Result<_> {
             let lock = Lock::take(path, wait)?;
-            Ok((lock, earlier::recover(path)?))
+            let recovered = earlier::recover(path)?;
+            unsaved::recover(path)?;
+            Ok((lock, recovered))
         };
         let taken = decide(world, own)?;
         let (lock, recovered) = taken.map_or((None, None), |(lock, recovered)| (Some(lock), recovered));
@@ -82,17 +90,36 @@ impl RunFolder {
         &self.path
     }
 
+    /// Returns the folder of the run or of the checkpoint that keeps a file of this path, or would; the file need not exist.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use isobar_collectives::Group;
+    /// use isobar_train::RunFolder;
+    ///
+    /// let parent = tempfile::tempdir()?;
+    /// let path = parent.path().canonicalize()?.join("run");
+    /// let _folder = RunFolder::claim(&path, &Group::single(), Duration::ZERO)?;
+    /// assert_eq!(RunFolder::owner_of(&path.join("metrics.csv")), Some(path.clone()));
+    /// assert_eq!(RunFolder::owner_of(&path.join("prediction.h5")), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn owner_of(path: &Path) -> Option<PathBuf> {
+        results::owner(path)
+    }
+
     /// Refuses a folder that holds results of another run, unless the run resumes them or was told to replace them. All ranks
     /// call.
     ///
     /// # Errors
     ///
-    /// [`Error::HoldsResults`] on all ranks.
+    /// On all ranks: [`Error::HoldsResults`]; [`Error::NothingToResume`] for results whose checkpoints are missing or unreadable,
+    /// also if the run is to resume.
     pub fn check(&self, config: &CheckpointConfig, world: &Group) -> Result<()> {
-        if config.resume != Resume::Never || config.overwrite {
+        if config.overwrite {
             return Ok(());
         }
-        decide(world, || self.refuse_results()).map(drop)
+        decide(world, || self.refuse_results(config)).map(drop)
     }
 
     /// Writes a file of the run, in full or not at all. A link of that name is replaced, not followed.
@@ -112,24 +139,25 @@ impl RunFolder {
         }
     }
 
-    /// Makes room for a run that starts from the beginning: moves results that are in the folder aside. All ranks call.
-    pub(crate) fn begin(&self, config: &CheckpointConfig, world: &Group) -> Result<Option<Earlier>> {
-        let own = || -> Result<Option<Earlier>> {
-            if self.results()?.is_none() {
-                return Ok(None);
-            }
-            // A run that was asked to resume and finds no checkpoint replaces the rest of an attempt of its own.
-            if config.resume == Resume::Never && !config.overwrite {
-                self.refuse_results()?;
-            }
-            let earlier = Earlier::set_aside(&self.path)?;
-            tracing::warn!(
-                "results of an earlier run in {0} are in {0}/{EARLIER} until this run has a checkpoint, and are removed then",
-                self.path.display()
-            );
-            Ok(Some(earlier))
+    /// Makes room for a run that starts from the beginning: moves results that are in the folder aside, and marks the folder as one
+    /// without a checkpoint. All ranks call; the others than rank 0 get `None`.
+    pub(crate) fn begin(&self, config: &CheckpointConfig, world: &Group) -> Result<Option<Unsaved>> {
+        let own = || -> Result<Unsaved> {
+            self.refuse_results(config)?;
+            let earlier = match self.results()? {
+                None => None,
+                Some(_) => {
+                    let earlier = Earlier::set_aside(&self.path)?;
+                    tracing::warn!(
+                        "results of an earlier run in {0} are in {0}/{EARLIER} until this run has a checkpoint, and are removed then",
+                        self.path.display()
+                    );
+                    Some(earlier)
+                }
+            };
+            Unsaved::begin(&self.path, earlier)
         };
-        decide(world, own).map(Option::flatten)
+        decide(world, own)
     }
 
     /// Says what was done about an interrupted overwrite, and where locks do not work.
@@ -151,10 +179,16 @@ impl RunFolder {
         }
     }
 
-    fn refuse_results(&self) -> Result<()> {
-        match self.results()? {
-            None => Ok(()),
-            Some(found) => Err(Error::HoldsResults { path: self.path.clone(), found }),
+    /// Refuses results that this run neither resumes nor replaces.
+    fn refuse_results(&self, config: &CheckpointConfig) -> Result<()> {
+        let Some(found) = self.results()?.filter(|_| !config.overwrite) else { return Ok(()) };
+        let path = self.path.clone();
+        if !any_in(&path.join(CHECKPOINTS))? && !unsaved::is_marked(&path) {
+            return Err(Error::NothingToResume { path, found });
+        }
+        match config.resume {
+            Resume::Never => Err(Error::HoldsResults { path, found }),
+            Resume::Auto | Resume::Must => Ok(()),
         }
     }
 
@@ -163,6 +197,8 @@ impl RunFolder {
         let mut found = Vec::new();
         if any_in(&self.path.join(CHECKPOINTS))? {
             found.push("checkpoints");
+        } else if !unsaved::is_marked(&self.path) {
+            found.extend(results::remains_of_checkpoints(&self.path)?);
         }
         if metrics::any_in(&self.path)? {
             found.push("metrics");
@@ -182,6 +218,9 @@ fn decide<T>(world: &Group, own: impl FnOnce() -> Result<T>) -> Result<Option<T>
         Error::HoldsResults { path, found } => {
             Refusal::HoldsResults { path: path.clone(), found: found.clone() }
         }
+        Error::NothingToResume { path, found } => {
+            Refusal::NothingToResume { path: path.clone(), found: found.clone() }
+        }
         other => Refusal::Failed(other.to_string()),
     });
     let bytes = world.broadcast_bytes(&serde_json::to_vec(&refusal).unwrap_or_default(), 0)?;
@@ -195,6 +234,7 @@ fn decide<T>(world: &Group, own: impl FnOnce() -> Result<T>) -> Result<Option<T>
         None => Ok(None),
         Some(Refusal::Locked { path, holder }) => Err(Error::RunLocked { path, holder }),
         Some(Refusal::HoldsResults { path, found }) => Err(Error::HoldsResults { path, found }),
+        Some(Refusal::NothingToResume { path, found }) => Err(Error::NothingToResume { path, found }),
         Some(Refusal::Failed(reason)) => {
             Err(Error::OtherRankFile { rank: 0, group: world.name().to_owned(), reason })
         }
@@ -204,7 +244,7 @@ fn decide<T>(world: &Group, own: impl FnOnce() -> Result<T>) -> Result<Option<T>
 /// Rank 0's error as the other ranks have it, so that all ranks end alike.
 fn as_told(error: Error, world: &Group) -> Error {
     match error {
-        Error::RunLocked { .. } | Error::HoldsResults { .. } => error,
+        Error::RunLocked { .. } | Error::HoldsResults { .. } | Error::NothingToResume { .. } => error,
         other => Error::OtherRankFile { rank: 0, group: world.name().to_owned(), reason: other.to_string() },
     }
 }

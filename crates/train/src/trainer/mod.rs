@@ -45,7 +45,7 @@ use crate::parallel::Parallel;
 use crate::params::Parameters;
 use crate::progress::{Progress, ProgressMode, ProgressPlan};
 use crate::ranks::Ranks;
-use crate::run_folder::{Earlier, RunFolder};
+use crate::run_folder::{RunFolder, Unsaved};
 use crate::schedule::Schedule;
 use crate::stragglers::{Straggler, Stragglers};
 use crate::task::{RolloutError, Task};
@@ -209,7 +209,7 @@ struct Run<'a, T> {
     unrecorded: Option<Error>,
     /// Results of an earlier run, which the first checkpoint replaces. Dropped after everything that writes
     /// to the folder, and before its lock.
-    _earlier: Option<Arc<Earlier>>,
+    _unsaved: Option<Arc<Unsaved>>,
     folder: Arc<RunFolder>,
     progress: Progress,
     /// Variables for which errors are reported.
@@ -327,11 +327,11 @@ impl<'a, T: Task> Run<'a, T> {
         };
         let rank = ranks.world.rank();
         // Weights to start from may have been in the folder; they have been loaded by now.
-        let earlier = match resume_at {
+        let unsaved = match resume_at {
             None => folder.begin(&config.checkpoint, &ranks.world)?.map(Arc::new),
             Some(_) => None,
         };
-        checkpoints.replacing(earlier.clone());
+        checkpoints.begin(unsaved.clone());
         if rank == 0 && !config.resolved.is_empty() {
             folder.write("config.toml", config.resolved.as_bytes())?;
         }
@@ -380,7 +380,7 @@ impl<'a, T: Task> Run<'a, T> {
             stragglers: Stragglers::default(),
             metrics,
             unrecorded: None,
-            _earlier: earlier,
+            _unsaved: unsaved,
             folder,
             variables,
             best: best_metric,
