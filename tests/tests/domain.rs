@@ -557,6 +557,28 @@ fn what_does_not_fit_is_one_clear_error(#[case] sets: &[&str], #[case] code: i32
     assert!(outcome.ranks[0].stderr.contains(words), "{outcome}");
 }
 
+/// Neither the prediction nor the files beside it replace what was read, or what the run has.
+#[test]
+fn a_prediction_replaces_no_file_of_the_run() {
+    let folder = tempdir().unwrap();
+    let sets = ["data.fields=[\"height\"]", "train.max_steps=1"];
+    let of = |command| isobar(Launch::plain(1, ISOBAR), command, "navier_stokes_fno", folder.path(), &sets);
+    let _ = of("train").run().unwrap().expect_success();
+    let run = folder.path().join("run");
+    for (out, replaced) in [
+        (run.join("metrics.h5"), "metrics.csv is a file of the run"),
+        (run.join("config.toml"), "config.toml is a file of the run"),
+        (run.join("checkpoints/step_00000001/manifest.json"), "manifest.json is a file of the run"),
+        (WAVES.clone(), "is an input of this command"),
+    ] {
+        let before = [&out, &run.join("metrics.csv")].map(|path| fs::read(path).ok());
+        let outcome = of("predict").args(["--out", out.to_str().unwrap()]).run().unwrap();
+        assert_eq!(outcome.exit, Exit::Code(2), "{outcome}");
+        assert!(outcome.ranks[0].stderr.contains(replaced), "{outcome}");
+        assert!([&out, &run.join("metrics.csv")].map(|path| fs::read(path).ok()) == before, "{outcome}");
+    }
+}
+
 #[rstest]
 #[case(&["--samples", "7"], 2, "sample 7 is asked for; ")]
 #[case(&["--samples", "0-3-5"], 2, "or a range such as 0-3")]

@@ -225,13 +225,17 @@ fn zarr_is_converted_to_and_from() {
     let _ = good(train.arg("train").arg(path("run.toml")).args(args));
     for (args, code, words) in [
         (vec![first.clone(), text("store")], 2, "its extension names no format"),
-        (vec![first.clone(), text("a.zarr")], 3, "already exists"),
+        (
+            vec![first.clone(), text("a.zarr")],
+            2,
+            "a.zarr exists, and a data set in a folder replaces nothing",
+        ),
         (
             vec![text("a.zarr"), text("a.zarr/zarr.json"), "--format".into(), "netcdf".into()],
             2,
-            "the source or a file in it",
+            "is an input of this command",
         ),
-        (vec![text("a.zarr"), text("a.zarr/new.nc")], 2, "the source or a file in it"),
+        (vec![text("a.zarr"), text("a.zarr/new.nc")], 2, "is an input of this command"),
         (
             vec![text("a.zarr"), text("c.zarr"), "--chunk".into(), "depth=2".into()],
             2,

@@ -177,3 +177,17 @@ fn unknown_operator_fails() {
     let output = output_within(&mut verify, Duration::from_secs(60)).unwrap().expect("did not end");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
 }
+
+#[test]
+fn a_case_is_not_replaced_by_its_report() {
+    let folder = tempfile::tempdir().unwrap();
+    let case = folder.path().join("case.safetensors");
+    std::fs::copy(golden().join("argmax.safetensors"), &case).unwrap();
+    let before = std::fs::read(&case).unwrap();
+    let mut verify = Command::new(ISOBAR);
+    verify.arg("verify").arg(&case).args(["--ranks", "1", "--json"]).arg(&case);
+    let output = output_within(&mut verify, Duration::from_secs(60)).unwrap().expect("did not end");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is an input of this command"), "{output:?}");
+    assert!(std::fs::read(&case).unwrap() == before);
+}

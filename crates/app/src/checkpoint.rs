@@ -12,7 +12,7 @@ use time::format_description::well_known::Rfc3339;
 
 use crate::config::{is_run, runs_in};
 use isobar_command::exit::{Because, Exit};
-use isobar_command::terminal;
+use isobar_command::{outputs, terminal};
 
 /// Commands of `isobar checkpoint`.
 #[derive(Debug, Subcommand)]
@@ -72,6 +72,7 @@ pub(crate) fn run(command: &CheckpointCommand) -> Result<Exit> {
             terminal::line(&format!("checkpoint  {}", out.display()));
         }
         CheckpointCommand::Export { path, out, width: Some(width) } => {
+            check_export(out)?;
             let made =
                 checkpoint::export_average(path, out, *width).map_err(|error| explained(error, path))?;
             terminal::line(&format!(
@@ -83,11 +84,27 @@ pub(crate) fn run(command: &CheckpointCommand) -> Result<Exit> {
             ));
         }
         CheckpointCommand::Export { path, out, width: None } => {
+            check_export(out)?;
             let tensors = checkpoint::export(path, out).map_err(|error| explained(error, path))?;
             terminal::line(&format!("{tensors} tensors  {}", out.display()));
         }
     }
     Ok(Exit::Good)
+}
+
+/// Rejects a target that is a file of a run or checkpoint, or another file than one of tensors; makes its folder.
+fn check_export(out: &Path) -> Result<()> {
+    // The checkpoint that is read is known by its folder.
+    outputs::check("OUT.safetensors", &[out], &[])?;
+    if out.is_file() && out.extension().is_none_or(|extension| extension != "safetensors") {
+        return Err(Exit::Usage
+            .because(format!(
+                "OUT.safetensors: {} exists and is not called .safetensors; remove it, or name another file",
+                out.display()
+            ))
+            .into());
+    }
+    outputs::make_parent(out)
 }
 
 /// The checkpoints of a folder.
@@ -153,6 +170,36 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use super::*;
+
+    /// Weights replace no file of a run and no data set; a folder that is missing is made.
+    #[test]
+    fn weights_replace_weights_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::create_dir_all(path("run/checkpoints/step_00000005")).unwrap();
+        for name in
+            ["run/run.lock", "run/checkpoints/step_00000005/manifest.json", "data.h5", "old.safetensors"]
+        {
+            std::fs::write(path(name), "").unwrap();
+        }
+        for (name, words) in [
+            ("run/config.toml", "is a file of the run or checkpoint in "),
+            (
+                "run/checkpoints/step_00000005/rank_00000.safetensors",
+                "is a file of the run or checkpoint in ",
+            ),
+            ("run/checkpoints/new.safetensors", "is a file of the run or checkpoint in "),
+            ("data.h5", "exists and is not called .safetensors"),
+        ] {
+            let error = check_export(&path(name)).unwrap_err();
+            assert!(error.to_string().contains(words), "{name}: {error}");
+            assert_eq!(isobar_command::exit::of(&error), Exit::Usage);
+        }
+        for name in ["old.safetensors", "run/weights.safetensors", "p/new/weights.st"] {
+            check_export(&path(name)).unwrap();
+        }
+        assert!(path("p/new").is_dir());
+    }
 
     #[test]
     fn lines_fit_the_head() {

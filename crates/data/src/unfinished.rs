@@ -157,7 +157,10 @@ fn clear(path: &Path) -> io::Result<()> {
 /// Rejects a target that exists: a folder replaces nothing.
 pub(crate) fn check_absent(target: &Path) -> Result<()> {
     match fs::symlink_metadata(target) {
-        Ok(_) => Err(Error::io(target, "make the folder", io::ErrorKind::AlreadyExists.into())),
+        Ok(_) => Err(Error::Invalid(format!(
+            "{} exists, and a data set in a folder replaces nothing; remove it, or name another target",
+            target.display()
+        ))),
         Err(_) => Ok(()),
     }
 }
@@ -202,7 +205,8 @@ mod tests {
         assert!(!resumes && !other.path().join("chunk").exists());
         other.finish().unwrap();
         assert!(target.is_dir() && !target.join(PLAN).exists() && !partial.exists());
-        assert!(check_absent(&target).unwrap_err().to_string().contains("exists"));
+        let refused = check_absent(&target).unwrap_err().to_string();
+        assert!(refused.contains("a.zarr exists") && refused.contains("remove it, or name another target"));
 
         // A file in the folder takes the name of a file that exists.
         let (target, again) = (folder.path().join("a.h5"), folder.path().join(".a.h5.partial"));

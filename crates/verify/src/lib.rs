@@ -29,7 +29,7 @@ use self::mesh::Mesh;
 use self::report::{CaseReport, LayoutReport, Report, Verdict};
 use self::worker::{Event, Job, Task};
 use isobar_command::exit::{self, Because, Exit};
-use isobar_command::terminal;
+use isobar_command::{outputs, terminal};
 
 /// Environment variable for the number of threads of each rank; 1 where it is not set.
 const THREADS: &str = "OMP_NUM_THREADS";
@@ -88,6 +88,8 @@ pub fn run(args: &VerifyArgs) -> Result<Exit> {
         tch::set_num_threads(1);
     }
     let mut cases = select(args)?;
+    let read: Vec<PathBuf> = cases.iter().map(|case| case.path.clone()).collect();
+    outputs::check("--json", args.json.as_slice(), &read)?;
     let deadline = Duration::from_secs_f64(args.timeout);
     let spinner = ProgressBar::new_spinner();
     spinner.enable_steady_tick(Duration::from_millis(200));

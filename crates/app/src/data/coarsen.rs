@@ -10,10 +10,9 @@ use isobar_data::{
 };
 
 use super::open::DataArgs;
-use super::{bar, mended, parent};
-use crate::run::is_of_data;
+use super::{bar, mended};
 use isobar_command::exit::{Because, Exit};
-use isobar_command::terminal;
+use isobar_command::{outputs, terminal};
 
 /// Arguments of `isobar data coarsen`.
 #[derive(Debug, Args)]
@@ -46,12 +45,8 @@ pub(crate) struct CoarsenArgs {
 pub(super) fn run(args: &CoarsenArgs) -> Result<Exit> {
     let source = DataArgs { path: args.source.clone(), format: args.from.clone(), set: args.set.clone() };
     let (data, _, _) = source.open()?;
-    if is_of_data(&args.target, &*data) {
-        return Err(Exit::Usage
-            .because("the target is the source or a file in it; name another target")
-            .into());
-    }
-    parent(&args.target)?;
+    outputs::check("TARGET", &[&args.target], &source.inputs(&*data))?;
+    outputs::make_parent(&args.target)?;
     let samples = coarsen(&*data, args)?;
     terminal::line(&format!(
         "{} with {samples} samples from {}",

@@ -14,10 +14,10 @@ use isobar_train::config::DataConfig;
 use serde_json::json;
 
 use super::open::DataArgs;
-use super::{bytes_bar, inspect, mended, parent};
-use crate::run::{is_of_data, stamps};
+use super::{bytes_bar, inspect, mended};
+use crate::run::stamps;
 use isobar_command::exit::{Because, Exit};
-use isobar_command::terminal;
+use isobar_command::{outputs, terminal};
 
 /// Arguments of `isobar data convert`.
 #[derive(Debug, Args)]
@@ -58,12 +58,8 @@ pub(super) fn run(args: &ConvertArgs) -> Result<Exit> {
     let source = DataArgs { path: args.source.clone(), format: args.from.clone(), set };
     let (data, config, _) = source.open()?;
     let storage = Storage { chunks: chunks(&args.chunk)?, deflate: args.deflate };
-    if is_of_data(&args.target, &*data) {
-        return Err(Exit::Usage
-            .because("the target is the source or a file in it; name another target")
-            .into());
-    }
-    parent(&args.target)?;
+    outputs::check("TARGET", &[&args.target], &source.inputs(&*data))?;
+    outputs::make_parent(&args.target)?;
     let there = convert(&*data, &config.data, args, storage)?;
     if there > 0 {
         terminal::line(&format!("{} were there from a conversion that was interrupted", format_bytes(there)));

@@ -7,9 +7,9 @@ use clap::Args;
 use isobar_data::DarcyFile;
 use isobar_data::generate::{DarcyOptions, darcy};
 
-use super::{bar, mended, parent};
+use super::{bar, mended};
 use isobar_command::exit::Exit;
-use isobar_command::terminal;
+use isobar_command::{outputs, terminal};
 
 /// Arguments of `isobar data darcy`.
 #[derive(Debug, Args)]
@@ -35,7 +35,8 @@ pub(crate) struct DarcyArgs {
 pub(super) fn run(args: &DarcyArgs) -> Result<Exit> {
     let options =
         DarcyOptions { samples: args.samples, size: args.size, seed: args.seed, threads: args.threads };
-    parent(&args.out)?;
+    outputs::check("--out", &[&args.out], &[])?;
+    outputs::make_parent(&args.out)?;
     let bar = bar(args.samples as u64, "samples")?;
     darcy(&options, &args.out, |ready| bar.set_position(ready as u64)).map_err(mended)?;
     bar.finish_and_clear();

@@ -9,7 +9,7 @@ use isobar_manager::config::{self, Sources, reference_toml};
 
 use super::{bar, mended};
 use isobar_command::exit::{Because, Exit};
-use isobar_command::terminal;
+use isobar_command::{outputs, terminal};
 
 /// Arguments of `isobar data make`.
 #[derive(Debug, Args)]
@@ -47,6 +47,7 @@ pub(super) fn run(args: &MakeArgs) -> Result<Exit> {
     let out = args.out.clone().unwrap_or_else(|| {
         PathBuf::from("data").join(if is_folder { system.to_owned() } else { format!("{system}.h5") })
     });
+    outputs::check("--out", &[&out], &[PathBuf::from(name)])?;
     let bar = bar(0, "frames")?;
     let files = make(&config, &out, |ready, all| {
         bar.set_length(all);
@@ -83,4 +84,26 @@ fn load(name: &str, sets: &[String]) -> Result<MakeConfig> {
     };
     let sources = sets.iter().fold(sources, |sources, set| sources.set(set.as_str()));
     Ok(config::load::<MakeConfig>(&sources)?.value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recipe_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let recipe = folder.path().join("recipe.toml");
+        let text = "samples = 1\nframes = 2\npoints = 16\n[system]\ntype = \"burgers\"\n";
+        std::fs::write(&recipe, text).unwrap();
+        let args = MakeArgs {
+            name: Some(recipe.display().to_string()),
+            out: Some(folder.path().join(".").join("recipe.toml")),
+            set: Vec::new(),
+            reference: false,
+        };
+        let error = run(&args).unwrap_err().to_string();
+        assert!(error.contains("recipe.toml is an input of this command"), "{error}");
+        assert_eq!(std::fs::read_to_string(&recipe).unwrap(), text);
+    }
 }

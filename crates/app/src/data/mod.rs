@@ -10,8 +10,6 @@ mod make;
 mod open;
 mod stats;
 
-use std::path::Path;
-
 use anyhow::Result;
 use clap::Subcommand;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -88,14 +86,6 @@ pub(crate) fn run(command: &DataCommand) -> Result<Exit> {
         DataCommand::Convert(args) => convert::run(args),
         DataCommand::Coarsen(args) => coarsen::run(args),
     }
-}
-
-/// Makes the folder of a file to write.
-fn parent(path: &Path) -> Result<()> {
-    let Some(folder) = path.parent() else { return Ok(()) };
-    std::fs::create_dir_all(folder).map_err(|error| {
-        Exit::Data.because(format!("cannot make the folder {}: {error}", folder.display())).into()
-    })
 }
 
 /// A bar of things that are done.

@@ -51,6 +51,12 @@ impl DataArgs {
         }
         Err(first.map_or_else(|| Exit::Usage.because("name the format with --format").into(), Into::into))
     }
+
+    /// The files and folders that the command reads: the data set's, and the configuration.
+    pub(super) fn inputs(&self, data: &dyn Dataset) -> Vec<PathBuf> {
+        let config = self.path.is_file().then(|| self.path.clone());
+        data.files().into_iter().chain(config).collect()
+    }
 }
 
 /// A file of a folder of data: the first whose extension is that of a format.

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::bytes_bar;
 use super::open::DataArgs;
 use isobar_command::exit::{Because, Exit};
-use isobar_command::terminal;
+use isobar_command::{outputs, terminal};
 
 /// Arguments of `isobar data stats`.
 #[derive(Debug, Args)]
@@ -43,6 +43,11 @@ pub(super) fn run(args: &StatsArgs) -> Result<Exit> {
         let text = format!("{} has no training samples; --all takes all", data.path().display());
         return Err(Exit::Usage.because(text).into());
     }
+    let folder = config.run.folder();
+    let beside = (is_run && folder.is_dir()).then(|| folder.join("stats.json"));
+    let output = args.output.clone().or(beside);
+    let read = target.iter().flat_map(|target| target.files()).chain(args.data.inputs(&*data));
+    outputs::check("--output", output.as_slice(), &read.collect::<Vec<_>>())?;
     let DataConfig { fields, inputs, targets, .. } = &config.data;
     let mut content = match &target {
         None => measure(&*data, &[&fields[..], inputs, targets].concat(), &samples)?,
@@ -58,10 +63,8 @@ pub(super) fn run(args: &StatsArgs) -> Result<Exit> {
         }
     };
     content["samples"] = json!([samples.start, samples.end]);
-    let folder = config.run.folder();
-    let beside = (is_run && folder.is_dir()).then(|| folder.join("stats.json"));
-    if let Some(output) = args.output.clone().or(beside) {
-        super::parent(&output)?;
+    if let Some(output) = output {
+        outputs::make_parent(&output)?;
         isobar_files::write(&output, format!("{content:#}\n"))
             .map_err(|error| Exit::Data.because(format!("cannot write {}: {error}", output.display())))?;
         terminal::line(&format!("written to {}", output.display()));
@@ -161,6 +164,13 @@ mod tests {
         let of = |set: &Value| [set["samples"].clone(), set["channels"][0]["values"]["count"].clone()];
         assert_eq!(of(&found), [json!([0, 3]), json!(12)]);
         assert_eq!(of(&found["targets"]), [json!([0, 5]), json!(40)]);
+        for input in ["a.npy", "b.npy", "run.toml"] {
+            let before = std::fs::read(path(input)).unwrap();
+            let data = DataArgs { path: path("run.toml"), format: None, set: Vec::new() };
+            let error = run(&StatsArgs { data, output: Some(path(input)), all: true }).unwrap_err();
+            assert!(error.to_string().contains(&format!("{input} is an input of this command")), "{error}");
+            assert_eq!(std::fs::read(path(input)).unwrap(), before, "{input}");
+        }
         assert!(measure(false).unwrap_err().to_string().contains("different numbers of samples"));
         zeros(&path("b.npy"), [3, 8]);
         let found = measure(false).unwrap();

@@ -17,7 +17,7 @@ use super::output::Output;
 use super::windows::Windows;
 use crate::run::picture::Shown;
 use crate::run::{Scoring, Source, as_str, scoring};
-use isobar_command::exit::{Because, Exit};
+use isobar_command::outputs;
 
 /// Samples to predict: steps from a frame of some trajectories on, or outputs of samples without time.
 pub(super) struct Prediction<'a> {
@@ -205,7 +205,7 @@ impl Prediction<'_> {
             Ok(content)
         };
         let create = || -> Result<_> {
-            make_folder(path)?;
+            outputs::make_parent(path)?;
             Ok(Some(match other {
                 Some(writer) => writer.create(path, &content()?)?,
                 None => data.create(path, &meta)?,
@@ -289,12 +289,4 @@ where
 
 fn boxed<T>(result: Result<T, BoxError>) -> Result<T> {
     result.map_err(anyhow::Error::from_boxed)
-}
-
-fn make_folder(path: &Path) -> Result<()> {
-    let Some(folder) = path.parent() else { return Ok(()) };
-    let made = std::fs::create_dir_all(folder);
-    made.map_err(|error| {
-        Exit::Data.because(format!("cannot make the folder {}: {error}", folder.display())).into()
-    })
 }

@@ -28,7 +28,7 @@ use self::origin::Origin;
 use crate::config::{Config, ConfigArgs};
 use crate::run::{self, Job, ModelMetadata, PER_RANK_KEYS, Run, Scoring, Source, Used, scoring};
 use isobar_command::exit::{Because, Exit};
-use isobar_command::{start, terminal};
+use isobar_command::{outputs, start, terminal};
 
 /// Arguments of `isobar predict`.
 #[derive(Debug, Args)]
@@ -136,28 +136,14 @@ impl Job for Prediction<'_> {
 
         let samples = self.samples(&source)?;
         let out = args.out.clone().unwrap_or_else(|| config.run.folder().join("prediction.h5"));
-        let Parts { train, validation, test } = &source.parts;
-        let read = [Some(train), Some(validation), test.as_ref()].into_iter().flatten();
-        if read
-            .into_iter()
-            .any(|part| run::is_of_data(&out, &*part.data) || run::is_of_data(&out, &**part.targets()))
-        {
-            let out = out.display();
-            bail!(Exit::Usage.because(format!("--out {out} is a file of the data set; name another file")));
-        }
         if ["csv", "png"].iter().any(|other| out.extension().is_some_and(|own| own == *other)) {
             let beside =
                 "--out names an HDF5 file, beside which a picture (.png) and errors (.csv) are written";
             bail!(Exit::Usage.because(format!("{beside}; {} would be one of these", out.display())));
         }
-        let own =
-            ["metrics", "validation"].iter().any(|name| out.file_stem().is_some_and(|stem| stem == *name));
-        if own && out.parent() == Some(config.run.folder().as_path()) {
-            let problem = "the files beside it would replace the metrics or the picture of the training run";
-            bail!(
-                Exit::Usage.because(format!("--out is {}: {problem}; give it another name", out.display()))
-            );
-        }
+        let beside = Beside::new(&out);
+        let written = [&out, &beside.errors, &beside.curves, &beside.metrics, &beside.picture];
+        outputs::check("--out", &written, &self.inputs(&source))?;
         let writes = ranks.world.rank() == 0;
         let mut attributes = origin.attributes();
         attributes.push(("isobar_data", source.path().to_string()));
@@ -200,19 +186,16 @@ impl Job for Prediction<'_> {
         if writes {
             warning.iter().for_each(|warning| tracing::warn!("{warning}"));
             said.push(format!("prediction  {}", out.display()));
-            let errors = out.with_extension("csv");
+            let Beside { errors, curves, metrics, picture } = beside;
             outcome.write_csv(&errors, &variables, &times)?;
             said.push(format!("errors      {}", errors.display()));
-            let curves = out.with_extension("errors.png");
             if source.has_steps() && outcome.draw_errors(&curves, &variables, &times)? {
                 said.push(format!("curves      {}", curves.display()));
             }
             if !scores.is_empty() {
-                let metrics = out.with_extension("metrics.jsonl");
                 scoring::write(&metrics, &scores, &variables, &times)?;
                 said.push(format!("metrics     {}", metrics.display()));
             }
-            let picture = out.with_extension("png");
             if let Some(shown) = &outcome.first {
                 shown.draw(source.has_steps(), &source.titles()?, &picture)?;
                 said.push(format!("picture     {}", picture.display()));
@@ -224,8 +207,40 @@ impl Job for Prediction<'_> {
 
 /// Most steps of a prediction: times, errors and metrics of all steps are kept until the end.
 const MOST_STEPS: usize = 1 << 20;
+/// Files that are written beside a prediction.
+struct Beside {
+    errors: PathBuf,
+    curves: PathBuf,
+    metrics: PathBuf,
+    picture: PathBuf,
+}
+
+impl Beside {
+    fn new(out: &Path) -> Self {
+        Self {
+            errors: out.with_extension("csv"),
+            curves: out.with_extension("errors.png"),
+            metrics: out.with_extension("metrics.jsonl"),
+            picture: out.with_extension("png"),
+        }
+    }
+}
 
 impl Prediction<'_> {
+    /// The files and folders that are read. Those of the run are known by its folder.
+    fn inputs(&self, source: &Source) -> Vec<PathBuf> {
+        let Parts { train, validation, test } = &source.parts;
+        let parts = [Some(train), Some(validation), test.as_ref()].into_iter().flatten();
+        let data = parts.flat_map(|part| part.data.files().into_iter().chain(part.targets().files()));
+        let named = [
+            Some(self.args.config.file().to_owned()),
+            self.args.checkpoint.clone().map(PathBuf::from),
+            self.config.metrics.climatology.clone(),
+        ];
+        // Folders are those of runs and checkpoints.
+        data.chain(named.into_iter().flatten().filter(|path| path.is_file())).collect()
+    }
+
     /// The samples that are asked for, or those kept for validation.
     fn samples(&self, source: &Source) -> Result<Vec<usize>> {
         let there = source.samples();

@@ -45,7 +45,7 @@ use self::ranks::Arrangement;
 pub(crate) use self::resume::claim;
 pub(crate) use self::roles::as_str;
 pub(crate) use self::scoring::Scoring;
-pub(crate) use self::source::{Source, is_of_data};
+pub(crate) use self::source::Source;
 pub(crate) use self::statics::Statics;
 use crate::config::Config;
 use isobar_command::exit::{self, Because, Exit};

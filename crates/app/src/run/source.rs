@@ -2,7 +2,6 @@
 
 use std::f64::consts::TAU;
 use std::ops::Range;
-use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
@@ -27,40 +26,6 @@ pub(crate) struct Source {
     pub(crate) targets: Vec<String>,
     /// Variables by their role.
     pub(crate) names: Variables,
-}
-
-/// Returns whether a path, which need not exist, is that of a file of a data set, or of something in a folder of it.
-pub(crate) fn is_of_data(path: &Path, data: &dyn Dataset) -> bool {
-    is_within(path, &data.files())
-}
-
-/// Returns whether a path is one of these files, or in one of these folders.
-fn is_within(path: &Path, files: &[PathBuf]) -> bool {
-    let Some(path) = resolved(path) else { return false };
-    files.iter().any(|file| file.canonicalize().is_ok_and(|file| path.starts_with(file)))
-}
-
-/// Resolves links and `..` of a path as far as it exists, and `..` of the rest.
-fn resolved(path: &Path) -> Option<PathBuf> {
-    let existing = |ancestor: &Path| match ancestor.as_os_str().is_empty() {
-        true => Path::new(".").canonicalize().ok(),
-        false => ancestor.canonicalize().ok(),
-    };
-    let (ancestor, mut all) = path.ancestors().find_map(|own| Some((own, existing(own)?)))?;
-    let rest = path.strip_prefix(ancestor).ok()?;
-    if !rest.components().any(|part| part == Component::ParentDir) {
-        return Some(all.join(rest));
-    }
-    for part in rest.components() {
-        match part {
-            Component::ParentDir => {
-                all.pop();
-            }
-            part => all.push(part),
-        }
-    }
-    // What follows `..` may exist.
-    resolved(&all)
 }
 
 impl Source {
@@ -293,51 +258,4 @@ fn has_frames(part: &Part, config: &DataConfig, keys: &[(&str, usize)]) -> Resul
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use tempfile::tempdir;
-
-    use super::*;
-
-    /// Files inside a store belong to it, existing or not, however their paths are written.
-    #[test]
-    fn what_is_in_a_store_is_of_the_data() {
-        let folder = tempdir().unwrap();
-        let store = folder.path().join("data.zarr");
-        std::fs::create_dir_all(store.join("u")).unwrap();
-        let file = folder.path().join("other.h5");
-        std::fs::write(&file, "").unwrap();
-        let files = [store.clone(), file];
-        let is_within = |path: &str| super::is_within(&folder.path().join(path), &files);
-        for path in [
-            "data.zarr",
-            "data.zarr/u",
-            "data.zarr/new.h5",
-            "data.zarr/new/new.h5",
-            "data.zarr/u/../new.h5",
-            "other.h5",
-        ] {
-            assert!(is_within(path), "{path}");
-        }
-        assert!(is_within("new/../data.zarr/new.h5"), "over what does not exist");
-        for path in [
-            "new.h5",
-            "data.zarr.h5",
-            "new/data.zarr",
-            "data.zarr/../new.h5",
-            "data.zarr/new/../../new.h5",
-            "",
-        ] {
-            assert!(!is_within(path), "{path}");
-        }
-        assert!(!super::is_within(Path::new("new.h5"), &files), "in the current folder");
-        assert!(super::is_within(Path::new("new/new.h5"), &[PathBuf::from(".")]));
-        #[cfg(unix)]
-        {
-            std::os::unix::fs::symlink(&store, folder.path().join("link")).unwrap();
-            assert!(is_within("link/new.h5") && is_within("new/../link/new.h5"));
-        }
-    }
 }
