@@ -9,6 +9,9 @@ use crate::place::Place;
 use crate::schema::{Schema, Shape, tag};
 use crate::shorten::shorten;
 
+/// The schema of any value.
+static ANY: Value = Value::Bool(true);
+
 /// Result of a check.
 #[derive(Default)]
 pub(crate) struct Checked {
@@ -46,6 +49,7 @@ impl<'a> Check<'a> {
         match &node.kind {
             Kind::Boolean(_) => {}
             Kind::Integer(value) => self.range(&fitting, *value as f64, node),
+            Kind::Float(value) if !value.is_finite() => self.not_finite(&shapes, *value, &node.place),
             Kind::Float(value) => self.range(&fitting, *value, node),
             Kind::Text(text) => self.text(&fitting, text, &node.place),
             Kind::List(_) => self.list(fitting[0], node),
@@ -54,19 +58,25 @@ impl<'a> Check<'a> {
     }
 
     fn wrong_type(&mut self, shapes: &[Shape<'a>], node: &Node) {
-        let mut expected: Vec<_> = shapes.iter().map(Shape::words).collect();
-        expected.dedup();
-        let message =
-            format!("`{}` is {}, expected {}", self.key(), words(&node.kind), expected.join(" or "));
+        let message = format!("`{}` is {}, expected {}", self.key(), words(&node.kind), alternatives(shapes));
         self.problem(message, &node.place, None);
+    }
+
+    /// Tables with a `type` are read through JSON, which has no such numbers.
+    fn not_finite(&mut self, shapes: &[Shape<'a>], value: f64, place: &Place) {
+        let expected = match shapes.iter().any(|shape| shape.types.is_empty()) {
+            true => "a finite number".to_owned(),
+            false => alternatives(shapes).replacen("a number", "a finite number", 1),
+        };
+        self.problem(format!("`{}` is {value}, expected {expected}", self.key()), place, None);
     }
 
     fn range(&mut self, shapes: &[&Shape<'a>], value: f64, node: &Node) {
         let within = |shape: &&Shape<'a>| {
             shape.minimum.is_none_or(|low| value >= low) && shape.maximum.is_none_or(|high| value <= high)
         };
-        if value.is_nan() || !shapes.iter().any(within) {
-            let message = format!("`{}` is {value}, expected {}", self.key(), shapes[0].words());
+        if !shapes.iter().any(within) {
+            let message = format!("`{}` is {}, expected {}", self.key(), number(value), shapes[0].words());
             self.problem(message, &node.place, None);
         }
     }
@@ -102,7 +112,7 @@ impl<'a> Check<'a> {
             };
             self.problem(format!("`{key}` has {count} items, expected {expected}"), &node.place, None);
         }
-        let Some(schema) = shape.items else { return };
+        let schema = shape.items.unwrap_or(&ANY);
         for (index, item) in items.iter_mut().enumerate() {
             self.path.push(index.to_string());
             self.value(schema, item);
@@ -172,14 +182,14 @@ impl<'a> Check<'a> {
     fn keys(&mut self, shape: &Shape<'a>, node: &mut Node) {
         let Kind::Table(entries) = &mut node.kind else { return };
         for entry in entries {
-            let schema = shape.property(&entry.key).or(shape.additional);
+            let any = shape.types.is_empty().then_some(&ANY);
+            let schema = shape.property(&entry.key).or(shape.additional).or(any);
             match schema {
                 Some(schema) => {
                     self.path.push(entry.key.clone());
                     self.value(schema, &mut entry.value);
                     self.path.pop();
                 }
-                None if shape.types.is_empty() => {}
                 None => self.unknown(shape, &entry.key, &entry.key_place),
             }
         }
@@ -296,6 +306,18 @@ fn fits(shape: &Shape<'_>, kind: &Kind) -> bool {
         Kind::List(_) => shape.is("array"),
         Kind::Table(_) => shape.is("object"),
     }
+}
+
+/// The forms that a value may take, in words.
+fn alternatives(shapes: &[Shape<'_>]) -> String {
+    let mut words: Vec<_> = shapes.iter().map(Shape::words).collect();
+    words.dedup();
+    words.join(" or ")
+}
+
+/// A number as text of a few characters.
+fn number(value: f64) -> String {
+    if value.abs() < 1e19 { value.to_string() } else { format!("{value:e}") }
 }
 
 fn words(kind: &Kind) -> String {

@@ -8,6 +8,7 @@
 //!   above earlier ones.
 //! - `ISOBAR_TRAIN__EPOCHS=3` sets `train.epochs`: two underscores a level.
 //! - `--set train.epochs=3`: the value is TOML, and a bare word is a string.
+//! - Numbers are finite: `inf` and `nan` are errors.
 //! - Tables merge key by key; lists replace each other whole. Where a layer chooses another variant of a tagged enum
 //!   (`[model] type = "fno"`), what lower layers said of the old variant is dropped.
 //! - A table `[NAME]` of earlier versions may have become the table `[KEY]` with `type = "NAME"`: with
@@ -245,16 +246,25 @@ fn extraction_error(errors: figment::Error, layers: &[Layer]) -> ConfigError {
                 break Place::Default;
             }
         };
-        let message = match &error.kind {
-            figment::error::Kind::MissingField(field) if key.is_empty() => {
-                format!("key `{field}` is missing")
+        let (message, help) = match missing_field(&error.kind) {
+            Some(field) => {
+                let key = if key.is_empty() { field.to_owned() } else { format!("{key}.{field}") };
+                (format!("key `{key}` is missing"), Some(format!("set it, as in --set {key}=VALUE")))
             }
-            figment::error::Kind::MissingField(field) => format!("key `{key}.{field}` is missing"),
-            kind => format!("`{key}`: {kind}"),
+            None => (format!("`{key}`: {}", error.kind), None),
         };
-        Problem { message, place, help: None }
+        Problem { message, place, help }
     });
     ConfigError::Invalid { problems: error::Problems::sorted(problems.collect()) }
+}
+
+/// The key that a type misses; a table with a `type` reports it as serde's text.
+fn missing_field(kind: &figment::error::Kind) -> Option<&str> {
+    match kind {
+        figment::error::Kind::MissingField(field) => Some(field),
+        figment::error::Kind::Message(text) => text.strip_prefix("missing field `")?.strip_suffix('`'),
+        _ => None,
+    }
 }
 
 /// Adds all keys below `path`, with their values as text.
@@ -275,7 +285,7 @@ fn flatten(path: &str, value: &FigmentValue, without: &[&str], values: &mut BTre
     }
 }
 
-/// The value of `T` as figment sees it: a table of TOML-like values that keeps infinities.
+/// The value of `T` as figment sees it: a table of TOML-like values.
 fn to_value<T: Serialize>(value: &T) -> Result<FigmentValue, ConfigError> {
     FigmentValue::serialize(value).map_err(|error| ConfigError::Serialize { message: error.to_string() })
 }

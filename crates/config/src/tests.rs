@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use rstest::rstest;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -315,6 +316,49 @@ fn values_out_of_range_and_lists_of_wrong_length_are_errors() {
 "###);
 }
 
+/// Keys with a range, without one, in a table of any names, and in a list of tables.
+#[rstest]
+#[case::range("train.clip=inf", "`train.clip` is inf, expected a finite number of at least 0")]
+#[case::interval(
+    "distributed.timeout_s=-inf",
+    "`distributed.timeout_s` is -inf, expected a finite number from 0.1 to 1000000000"
+)]
+#[case::any_number("train.rate=nan", "`train.rate` is NaN, expected a finite number")]
+#[case::overflow("train.rate=1e400", "`train.rate` is inf, expected a finite number")]
+#[case::table("weights={ a = inf }", "`weights.a` is inf, expected a finite number")]
+#[case::unknown_key("sets=[{ path = \"x\", more = [1, nan] }]", "unknown key `sets.0.more`")]
+#[case::integer("train.epochs=inf", "`train.epochs` is the number inf, expected an integer of at least 0")]
+#[case::huge("distributed.timeout_s=1e300", "`distributed.timeout_s` is 1e300, expected a number from 0.1")]
+fn numbers_are_finite(#[case] assignment: &str, #[case] words: &str) {
+    let (key, value) = assignment.split_once('=').unwrap();
+    let variable = format!("ISOBAR_{}", key.to_ascii_uppercase().replace('.', "__"));
+    let errors = [
+        set(&[assignment]).unwrap_err(),
+        variables(&[(&variable, value)]).unwrap_err(),
+        error_of(&format!("{key} = {value}\n")),
+    ];
+    for error in errors {
+        assert!(error.starts_with(words), "{error}");
+    }
+    assert_eq!(set(&["name=inf"]).unwrap().name, "inf", "text is no number");
+}
+
+/// Values that no schema describes.
+#[test]
+fn numbers_of_any_table_are_finite() {
+    #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
+    #[serde(default)]
+    struct Free {
+        terms: Vec<serde_json::Value>,
+    }
+    let load = |text: &str| load::<Free>(&Sources::default().set(text));
+    let error = load("terms=[{ weight = 1 }, { weight = nan, of = [inf] }]").unwrap_err().to_string();
+    for words in ["`terms.1.weight` is NaN, expected a finite number", "`terms.1.of.0` is inf, expected"] {
+        assert!(error.contains(words), "{error}");
+    }
+    assert!(load("terms=[{ weight = 1.5, of = [\"inf\", 3] }]").is_ok());
+}
+
 #[test]
 fn syntax_errors_show_the_line() {
     insta::assert_snapshot!(error_of("[train]\nepochs = three\n"), @r###"
@@ -533,6 +577,7 @@ key `model.width` is missing
   |
 1 | [model]
   |  ^^^^^
+help: set it, as in --set model.width=VALUE
 "###);
     insta::assert_snapshot!(error_of("[model]\ntype = 3\n"), @r###"
 `model.type` is the integer 3, expected one of afno, fno
@@ -563,7 +608,7 @@ help: did you mean `sets.1.path`?
 fn the_resolved_configuration_shows_origins_and_loads_again() {
     let folder = in_folder(&[(
         "run.toml",
-        "name = \"a \\\"b\\\"\"\nsets = [{ path = \"x\" }]\n[weights]\n\"l 2\" = inf\n",
+        "name = \"a \\\"b\\\"\"\nsets = [{ path = \"x\" }]\n[weights]\n\"l 2\" = 1e300\n",
     )]);
     let sources = Sources::default()
         .file(folder.path().join("run.toml"))
@@ -590,7 +635,7 @@ type = "afno"  # default
 depth = 2  # --set model.depth
 
 [weights]
-"l 2" = inf  # run.toml:4
+"l 2" = 1e300  # run.toml:4
 "###);
 }
 

@@ -31,8 +31,7 @@ pub struct DlwpConfig {
     #[serde(default = "depth")]
     #[schemars(range(min = 1, max = 16))]
     pub depth: usize,
-    /// Lower and upper bound to which activations are clamped. `"none"` (in JSON also `null`) or an infinity means no
-    /// bound.
+    /// Lower and upper bound to which activations are clamped. `"none"` (in JSON also `null`) means no bound.
     #[serde(default = "clamp_activation", deserialize_with = "read_bounds", serialize_with = "write_bounds")]
     #[schemars(with = "[Bound; 2]")]
     pub clamp_activation: [f64; 2],
