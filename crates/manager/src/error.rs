@@ -49,8 +49,14 @@ pub enum Error {
         problem: String,
     },
     /// A filter of messages that cannot be read.
-    #[error("log filter \"{filter}\" is not of the form level,target=level: {problem}")]
+    #[error(
+        "{name} is {filter:?}: {problem}; expected a level (off, error, warn, info, debug, trace) or target=level, several with \
+         commas between them, as in {}",
+        works(name)
+    )]
     LogFilter {
+        /// The configuration key or the environment variable.
+        name: &'static str,
         /// The filter.
         filter: String,
         /// Description of the problem.
@@ -128,4 +134,10 @@ pub enum Error {
     /// Communication.
     #[error("communication failed: {0}")]
     Collective(#[from] isobar_collectives::Error),
+}
+
+/// A log filter that works.
+fn works(name: &str) -> String {
+    let set = if name.contains('.') { "--set " } else { "" };
+    format!("{set}{name}=info,isobar_collectives=debug")
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use isobar_launch::Environment;
 use tracing_appender::non_blocking::WorkerGuard;
-use tracing_subscriber::filter::EnvFilter;
+use tracing_subscriber::filter::{EnvFilter, LevelFilter};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, fmt};
@@ -34,6 +34,9 @@ pub fn init(config: &LogConfig, rank: usize, folder: Option<&Path>) -> Result<()
         return Err(Error::ThreadRank("the setting-up of logging"));
     }
     let environment = Environment::from_process();
+    // On all ranks: rank 0 would fail alone.
+    let (name, text) = terminal_filter(config, &environment);
+    filter(name, text)?;
     let terminal = match rank {
         0 => Some(terminal_layer(config, &environment)?),
         _ => None,
@@ -48,6 +51,12 @@ pub fn init(config: &LogConfig, rank: usize, folder: Option<&Path>) -> Result<()
     }
     say_early();
     Ok(())
+}
+
+/// Checks the log filters of the configuration.
+pub(crate) fn check(config: &LogConfig) -> Result<()> {
+    filter(TERMINAL, &config.terminal)?;
+    filter(FILE, &config.file).map(drop)
 }
 
 /// Sends messages of the calling thread to the terminal (standard error, rank 0 only) while the guard lives,
@@ -110,7 +119,8 @@ type BoxedLayer = Box<dyn Layer<Registry> + Send + Sync>;
 type BoxedFileLayer<S> = Box<dyn Layer<S> + Send + Sync>;
 
 fn terminal_layer(config: &LogConfig, environment: &Environment) -> Result<BoxedLayer> {
-    let filter = filter(environment.get("RUST_LOG").unwrap_or(&config.terminal))?;
+    let (name, text) = terminal_filter(config, environment);
+    let filter = filter(name, text)?;
     let colour = !environment.has("NO_COLOR") && std::io::stderr().is_terminal();
     Ok(fmt::layer()
         .with_writer(std::io::stderr)
@@ -136,27 +146,75 @@ where
         .json()
         .with_span_events(fmt::format::FmtSpan::CLOSE)
         .with_writer(writer)
-        .with_filter(filter(&config.file)?)
+        .with_filter(filter(FILE, &config.file)?)
         .boxed();
     Ok((layer, guard))
 }
 
-fn filter(text: &str) -> Result<EnvFilter> {
-    EnvFilter::builder()
-        .parse(text)
-        .map_err(|problem| Error::LogFilter { filter: text.to_owned(), problem: problem.to_string() })
+const TERMINAL: &str = "distributed.log.terminal";
+const FILE: &str = "distributed.log.file";
+const VARIABLE: &str = "RUST_LOG";
+
+/// The filter of the terminal, and the name of the key or variable that has it.
+fn terminal_filter<'a>(config: &'a LogConfig, environment: &'a Environment) -> (&'static str, &'a str) {
+    match environment.get(VARIABLE) {
+        Some(text) => (VARIABLE, text),
+        None => (TERMINAL, &config.terminal),
+    }
+}
+
+/// Reads a filter. A word that is no level would be the name of a target, and turn all other messages off: it is an error, as it
+/// is a level with a typing error most of the time.
+fn filter(name: &'static str, text: &str) -> Result<EnvFilter> {
+    let refused = |problem: String| Error::LogFilter { name, filter: text.to_owned(), problem };
+    let words = text.split(',').map(str::trim).filter(|word| !word.is_empty());
+    // Spans and their fields are in brackets.
+    let plain = words.filter(|word| !word.contains(['[', ']', '{', '}']));
+    let mut levels = plain.map(|word| word.rsplit('=').next().unwrap_or(word));
+    if let Some(word) = levels.find(|word| word.parse::<LevelFilter>().is_err()) {
+        return Err(refused(format!("{word:?} is no level")));
+    }
+    EnvFilter::builder().parse(text).map_err(|problem| refused(problem.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
+    use rstest::rstest;
+
     use super::*;
 
+    #[rstest]
+    #[case::level("debug")]
+    #[case::number("2")]
+    #[case::capitals("WARN")]
+    #[case::targets("info,isobar_collectives=debug,hyper=off")]
+    #[case::span("info,isobar_train[step{step=3}]=trace,[epoch]")]
+    #[case::empty("")]
+    fn filters_are_read(#[case] text: &str) {
+        filter(FILE, text).unwrap();
+    }
+
+    #[rstest]
+    #[case::typing_error("debgu", "\"debgu\" is no level")]
+    #[case::target("info,isobar_collectives", "\"isobar_collectives\" is no level")]
+    #[case::level_of_a_target("isobar=loud", "\"loud\" is no level")]
+    fn filters_are_checked(#[case] text: &str, #[case] problem: &str) {
+        let config = LogConfig { file: text.to_owned(), ..LogConfig::default() };
+        let error = check(&config).unwrap_err().to_string();
+        let expected = format!(
+            "distributed.log.file is {text:?}: {problem}; expected a level (off, error, warn, info, debug, trace) or target=level, \
+             several with commas between them, as in --set distributed.log.file=info,isobar_collectives=debug"
+        );
+        assert_eq!(error, expected);
+    }
+
     #[test]
-    fn filters_are_checked() {
-        assert!(filter("info,isobar_collectives=debug").is_ok());
-        let error = filter("isobar=loud").unwrap_err().to_string();
+    fn the_variable_overrides_the_terminals_filter() {
+        let environment: Environment = [("RUST_LOG", "loud")].into_iter().collect();
+        let error = terminal_layer(&LogConfig::default(), &environment).err().unwrap().to_string();
         assert!(
-            error.starts_with("log filter \"isobar=loud\" is not of the form level,target=level"),
+            error.starts_with("RUST_LOG is \"loud\"")
+                && error.ends_with("as in RUST_LOG=info,isobar_collectives=debug"),
             "{error}"
         );
     }

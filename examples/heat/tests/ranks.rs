@@ -41,7 +41,7 @@ fn messages_are_shown() {
     let silent = says("off");
     assert!(!silent.concat().contains("epoch"), "{silent:?}");
     let refused = says("isobar=loud");
-    assert!(refused[0].contains("log filter") && refused[0].contains("epoch 8/8"), "{refused:?}");
+    assert!(refused[0].contains("RUST_LOG is") && refused[0].contains("epoch 8/8"), "{refused:?}");
 }
 
 /// The mesh does not fit the ranks: all of them find it, and one says it, in words.

@@ -114,6 +114,7 @@ impl DistributedManager {
             return Ok(manager.clone());
         }
         let environment = Environment::from_process();
+        logging::check(&config.log)?;
         let forced = forced_method(&environment)?.or(config.method.forced());
         let launch = detect(&environment, forced)?;
         let timeout = Duration::try_from_secs_f64(config.timeout_s).ok().filter(|timeout| !timeout.is_zero());
