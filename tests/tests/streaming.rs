@@ -157,7 +157,7 @@ fn bad_values_end_all_ranks(#[case] cache: &str) {
     assert_ne!(outcome.exit, Exit::Deadline, "{outcome}");
     let said = &outcome.ranks[1];
     assert!(said.stdout.contains("code 3\n"), "{outcome}");
-    for words in ["holed.npy", "a value that is not finite", "[3, 2, 12, 5]"] {
+    for words in ["holed.npy", "a missing value (NaN)", "[3, 2, 12, 5]"] {
         assert!(said.stderr.contains(words), "{words}: {outcome}");
     }
     assert!(outcome.ranks[0].stdout.contains("code 4\n"), "{outcome}");

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::calendar::TimeUnit;
-use crate::grid::{DataVariable, Dim, PredictionMeta};
+use crate::grid::{DataVariable, Dim, Levels, PredictionMeta};
 use crate::{Error, Result};
 
 /// Content of a data set to write, except its values.
@@ -41,12 +41,71 @@ impl Content {
     }
 }
 
+/// Axis of the channels of some variables.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ChannelAxis<'a> {
+    /// Name: that of the levels, or `channel`.
+    pub(crate) name: String,
+    /// Number of channels.
+    pub(crate) count: usize,
+    /// Coordinates, if the channels have some.
+    pub(crate) levels: Option<&'a Levels>,
+}
+
+impl ChannelAxis<'_> {
+    /// Coordinates, or the numbers of the channels.
+    pub(crate) fn values(&self) -> Vec<f64> {
+        match self.levels {
+            Some(levels) => levels.values.clone(),
+            None => (0..self.count).map(|at| at as f64).collect(),
+        }
+    }
+
+    /// Unit of the coordinates.
+    pub(crate) fn unit(&self) -> Option<&str> {
+        self.levels.and_then(|levels| levels.unit.as_deref())
+    }
+}
+
+impl Content {
+    /// The axes of channels, each once, for formats where an axis has one extent and one list of coordinates.
+    pub(crate) fn channel_axes(&self) -> Vec<ChannelAxis<'_>> {
+        let mut axes: Vec<ChannelAxis<'_>> = Vec::new();
+        for variable in self.variables.iter().filter(|variable| variable.has_channel_axis()) {
+            let (count, levels) = (variable.channels.len(), variable.levels.as_ref());
+            if !axes.iter().any(|axis| (axis.count, axis.levels) == (count, levels)) {
+                let name = levels.map_or(CHANNEL, |levels| &levels.name).to_owned();
+                axes.push(ChannelAxis { name, count, levels });
+            }
+        }
+        let names: Vec<String> = axes.iter().map(|axis| axis.name.clone()).collect();
+        for (at, axis) in axes.iter_mut().enumerate() {
+            let is_own = |name: &&String| **name == axis.name;
+            let (before, all) =
+                (names[..at].iter().filter(is_own).count(), names.iter().filter(is_own).count());
+            match axis.levels {
+                None if all > 1 => axis.name = format!("{CHANNEL}_{}", axis.count),
+                Some(_) if before > 0 => axis.name = format!("{}_{}", axis.name, before + 1),
+                _ => (),
+            }
+        }
+        axes
+    }
+
+    /// The axis of a variable's channels, of [`Content::channel_axes`].
+    pub(crate) fn channel_axis(&self, variable: &DataVariable) -> Option<ChannelAxis<'_>> {
+        let own = (variable.channels.len(), variable.levels.as_ref());
+        let axes = variable.has_channel_axis().then(|| self.channel_axes())?;
+        axes.into_iter().find(|axis| (axis.count, axis.levels) == own)
+    }
+}
+
 impl Storage {
     /// Extents of a chunk of an array with these axes; `None` for contiguous storage.
     ///
     /// # Errors
     /// A chunk of extent 0, or a level outside 1 to 9.
-    pub fn chunk(&self, axes: &[&str], shape: &[usize]) -> Result<Option<Vec<usize>>> {
+    pub fn chunk(&self, axes: &[impl AsRef<str>], shape: &[usize]) -> Result<Option<Vec<usize>>> {
         if let Some((name, _)) = self.chunks.iter().find(|(_, extent)| **extent == 0) {
             return Err(Error::Invalid(format!(
                 "the chunks have extent 0 along `{name}`, expected at least 1"
@@ -58,11 +117,11 @@ impl Storage {
         if self.chunks.is_empty() && self.deflate.is_none() {
             return Ok(None);
         }
-        let extent = |(axis, &extent): (&&str, &usize)| {
-            let default = if [SAMPLE, TIME].contains(axis) { 1 } else { extent };
-            self.chunks.get(*axis).copied().unwrap_or(default).clamp(1, extent.max(1))
+        let extent = |(axis, &extent): (&str, &usize)| {
+            let default = if [SAMPLE, TIME].contains(&axis) { 1 } else { extent };
+            self.chunks.get(axis).copied().unwrap_or(default).clamp(1, extent.max(1))
         };
-        Ok(Some(axes.iter().zip(shape).map(extent).collect()))
+        Ok(Some(axes.iter().map(AsRef::as_ref).zip(shape).map(extent).collect()))
     }
 
     /// Rejects settings that a format without chunks and compression cannot hold.
@@ -83,3 +142,5 @@ impl Storage {
 pub(crate) const SAMPLE: &str = "sample";
 /// Name of the axis of times, and of the variable of the times of samples without frames.
 pub(crate) const TIME: &str = "time";
+/// Name of the axis of channels without coordinates.
+pub(crate) const CHANNEL: &str = "channel";

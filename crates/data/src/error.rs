@@ -148,13 +148,19 @@ pub enum Error {
         /// The value.
         value: f64,
     },
-    /// An array marks a value as missing.
-    #[error("{}: `{dataset}` has a missing value (its fill value) at index {index:?}; --set data.missing=fill replaces such values", path.display())]
+    /// A value is NaN, or the array marks it as missing.
+    #[error(
+        "{}: `{dataset}` has a missing value ({}) at index {index:?}; --set data.missing=fill (or mask) allows missing values",
+        path.display(),
+        if value.is_nan() { "NaN" } else { "its fill value" }
+    )]
     MissingValue {
         /// The file.
         path: PathBuf,
         /// The array.
         dataset: String,
+        /// The stored value.
+        value: f64,
         /// Index of the first such value, one number for each axis.
         index: Vec<usize>,
     },

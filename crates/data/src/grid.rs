@@ -54,6 +54,19 @@ pub struct DataVariable {
     pub title: Option<String>,
     /// True if it has no spatial dims: each sample, or each of its frames, has one value.
     pub uniform: bool,
+    /// Coordinates of the channels, such as pressure levels; `None` if they have none, such as components of a vector.
+    pub levels: Option<Levels>,
+}
+
+/// Coordinates of the channels of a variable, such as pressure levels.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Levels {
+    /// Name of the axis, such as `level`.
+    pub name: String,
+    /// Unit of the coordinates, such as `hPa`.
+    pub unit: Option<String>,
+    /// Coordinate of each channel.
+    pub values: Vec<f64>,
 }
 
 impl DataVariable {
@@ -61,7 +74,12 @@ impl DataVariable {
     pub fn scalar(name: impl Into<String>) -> Self {
         let name = name.into();
         let channels = vec![name.clone()];
-        Self { name, unit: None, channels, has_direction: false, title: None, uniform: false }
+        Self { name, unit: None, channels, has_direction: false, title: None, uniform: false, levels: None }
+    }
+
+    /// Returns whether files have an axis for the channels: of scalars without a level they have none.
+    pub fn has_channel_axis(&self) -> bool {
+        self.channels.len() > 1 || self.levels.is_some()
     }
 
     /// Title in pictures.

@@ -86,7 +86,7 @@ pub use format::darcy::{DarcyFields, DarcyFile, DarcyStatistics, DarcyWriter};
 pub use format::the_well::{WellDim, WellField, WellFile, WellMeta, WellWriter};
 pub use format::zarr::remote_stamp;
 pub use gaps::missing_frames;
-pub use grid::{DataVariable, Dim, PredictionMeta};
+pub use grid::{DataVariable, Dim, Levels, PredictionMeta};
 pub use halo::HaloWindow;
 pub use hdf5::isolation::check_files_with;
 pub use hdf5::serve::serve_file_checks;

@@ -203,7 +203,7 @@ fn missing_values_are_refused_with_their_index() {
     let _ = read(0..2).unwrap();
     let error = read(1..4).unwrap_err().to_string();
     assert!(
-        error.ends_with("`v` has a missing value (its fill value) at index [2, 1]; --set data.missing=fill replaces such values"),
+        error.ends_with("`v` has a missing value (its fill value) at index [2, 1]; --set data.missing=fill (or mask) allows missing values"),
         "{error}"
     );
 }
@@ -467,7 +467,7 @@ fn files_of_others() {
     if let Some(path) = common::shared("bad/nan_values.nc") {
         let data = open(&path, "netcdf", &["v"], json!({})).unwrap();
         let error = data.statistics(&["v"], 0..1).unwrap_err().to_string();
-        assert!(error.ends_with("`v` holds a value that is not finite: NaN at index [2, 10, 40]"), "{error}");
+        assert!(error.ends_with("`v` has a missing value (NaN) at index [2, 10, 40]; --set data.missing=fill (or mask) allows missing values"), "{error}");
     }
     if let Some(path) = common::shared("darcy_neuralop.npz") {
         let own = json!({

@@ -290,6 +290,31 @@ fn levels_are_channels() {
     assert!(error.contains("no variable of") && error.contains("--set data.hdf5.channel=LEVEL"), "{error}");
 }
 
+/// Commands on data see the levels and the missing values of the configuration, as training does.
+#[test]
+fn all_variables_have_the_levels_and_missing_values_of_the_configuration() {
+    let (_folder, path) = written(&Series { missing: Some([1, 2, 3]), ..Series::default() });
+    let mut table =
+        json!({ "path": path, "format": "hdf5", "fields": ["t"], "forcings": ["u", "day_of_year"] });
+    table["hdf5"] = json!({ "channel": "level" });
+    table["levels"] = json!([250, 850]);
+    table["missing"] = json!("fill");
+    let config: DataConfig = serde_json::from_value(table).unwrap();
+    let data = config.open_all().unwrap();
+    let names: Vec<_> = data.variables().iter().map(|variable| variable.name.as_str()).collect();
+    assert_eq!(
+        (names, &data.variables()[0].channels[..]),
+        (vec!["t", "u"], &["t_250".to_owned(), "t_850".to_owned()][..])
+    );
+    let levels = data.variables()[0].levels.clone().unwrap();
+    assert_eq!(
+        (levels.name.as_str(), levels.unit.as_deref(), &levels.values[..]),
+        ("level", Some("hPa"), &[250.0, 850.0][..])
+    );
+    let read = data.read(&Window { frames: 1..2, points: vec![2..3, 3..4] }, &[0], &["u"]).unwrap();
+    assert!(read.double_value(&[0, 0, 0, 0, 0]).is_nan());
+}
+
 /// Outputs keep their missing values, which are the mask; inputs that are no outputs are filled.
 #[test]
 fn missing_values_of_outputs_stay_where_they_are_masked() {

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use hdf5_metno::types::VarLenUnicode;
 use isobar_data::{
-    Content, DataConfig, DataVariable, Dataset, DatasetWriter, Dim, Part, PredictionMeta, Result, Statistics,
-    Storage, Summary, TimeUnit, Window, WriterEntry, WriterFormat, area_weights, merge_channels, summarize,
-    writer, writers,
+    Content, DataConfig, DataVariable, Dataset, DatasetWriter, Dim, Error, Levels, Part, PredictionMeta,
+    Result, Statistics, Storage, Summary, TimeUnit, Window, WriterEntry, WriterFormat, area_weights,
+    merge_channels, summarize, writer, writers,
 };
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
@@ -159,6 +159,107 @@ fn gaps_and_misfits_are_errors(#[values("hdf5", "netcdf", "npy", "the_well")] fo
     let error = target.finish().unwrap_err().to_string();
     assert!(error.contains("frame 1 of"), "{error}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+}
+
+/// Path of a file or folder of a format.
+fn path_of(folder: &tempfile::TempDir, format: &str) -> PathBuf {
+    folder.path().join(match format {
+        "netcdf" => "air.nc",
+        "zarr" => "air.zarr",
+        "npy" => "air",
+        _ => "air.h5",
+    })
+}
+
+/// Levels keep their coordinates, unit and the name of their axis, which needs no key to be read as that of channels; also next to
+/// a vector, and where one level is left.
+#[rstest]
+fn levels_are_written_and_read(
+    #[values("hdf5", "netcdf", "npy", "zarr")] format: &str,
+    #[values(&[850.0, 500.0, 250.0], &[500.0])] levels: &[f64],
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = path_of(&folder, format);
+    let mut content = content(Storage::default());
+    let own = Levels { name: "level".to_owned(), unit: Some("hPa".to_owned()), values: levels.to_vec() };
+    let channels = levels.iter().map(|level| format!("t_{level}")).collect();
+    content.variables.push(DataVariable { channels, levels: Some(own.clone()), ..DataVariable::scalar("t") });
+    content.meta.variables.push("t".to_owned());
+    let mut target = writer(Some(format), &path).unwrap().create(&path, &content).unwrap();
+    let counts = [("h", 1), ("wind", 2), ("t", levels.len() as i64)];
+    for sample in 0..SAMPLES {
+        for (name, channels) in counts {
+            target.write(name, sample, 0, &values(channels).get(sample as i64)).unwrap();
+        }
+    }
+    target.finish().unwrap();
+
+    let mut table = serde_json::json!({ "path": path, "format": format, "fields": ["h", "wind", "t"] });
+    if format == "npy" {
+        table["npy"] = serde_json::json!({ "channel": "level", "variables": {
+            "h": { "path": "h", "axes": ["sample", "time", "latitude", "longitude"] },
+            "t": { "path": "t", "axes": ["sample", "time", "level", "latitude", "longitude"] },
+        } });
+        table["fields"] = serde_json::json!(["h", "t"]);
+    }
+    let open = |table: &serde_json::Value| {
+        serde_json::from_value::<DataConfig>(table.clone()).unwrap().open().unwrap()
+    };
+    let data = open(&table);
+    let found = data.variables().last().unwrap();
+    let unit = own.unit.clone().filter(|_| format != "npy");
+    assert_eq!(found.levels, Some(Levels { unit, ..own }));
+    assert_eq!(data.dims().len(), 2);
+    if format != "npy" {
+        assert_eq!(data.variables()[1].levels, None, "numbers of components are no levels");
+        assert_eq!(data.variables()[1].channels, ["wind_0", "wind_1"]);
+    }
+    table["fields"] = serde_json::json!(["t"]);
+    table["levels"] = serde_json::json!([500]);
+    let data = open(&table);
+    assert_eq!(data.variables()[0].channels, ["t_500"]);
+    let read = data.read(&Window { frames: 0..FRAMES, points: vec![0..5, 0..4] }, &[0, 1], &["t"]).unwrap();
+    let at = levels.iter().position(|level| *level == 500.0).unwrap() as i64;
+    assert_eq!(read, values(levels.len() as i64).narrow(2, at, 1));
+}
+
+/// Missing values are written as NaN, and are read as such if they are allowed; otherwise the error names the key that does.
+#[rstest]
+fn missing_values_are_written_and_read(#[values("hdf5", "netcdf", "npy", "zarr")] format: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = path_of(&folder, format);
+    let mut content = content(Storage::default());
+    content.meta.missing = true;
+    let mut target = writer(Some(format), &path).unwrap().create(&path, &content).unwrap();
+    let air = values(1);
+    let _ = air.get(1).get(2).get(0).get(3).narrow(0, 1, 1).fill_(f64::NAN);
+    for sample in 0..SAMPLES {
+        target.write("h", sample, 0, &air.get(sample as i64)).unwrap();
+        target.write("wind", sample, 0, &values(2).get(sample as i64)).unwrap();
+    }
+    target.finish().unwrap();
+    if format == "netcdf" {
+        let attribute =
+            hdf5_metno::File::open(&path).unwrap().dataset("h").unwrap().attr("_FillValue").unwrap();
+        assert!(attribute.read_scalar::<f32>().unwrap().is_nan());
+    }
+    let mut table = serde_json::json!({ "path": path, "format": format, "fields": ["h"], "missing": "mask" });
+    if format == "npy" {
+        table["npy"] = serde_json::json!({ "axes": ["sample", "time", "latitude", "longitude"] });
+    }
+    let window = Window { frames: 0..FRAMES, points: vec![0..5, 0..4] };
+    let open = |table: &serde_json::Value| {
+        serde_json::from_value::<DataConfig>(table.clone()).unwrap().open_all().unwrap()
+    };
+    let data = open(&table);
+    let read = data.read(&window, &[0, 1], &["h"]).unwrap();
+    assert!(read.allclose(&air, 0.0, 0.0, true), "NaN in the same place");
+    let found = summarize(&*data, &["h"], 0..SAMPLES, |_, _| ()).unwrap()[0].values.unwrap();
+    assert_eq!(found.count as usize, air.numel() - 1);
+    table["missing"] = "error".into();
+    let error = open(&table).read(&window, &[0, 1], &["h"]).unwrap_err();
+    assert!(matches!(error, Error::MissingValue { .. }), "{error}");
+    assert!(error.to_string().contains("(NaN) at index [1, 2, 3, 1]; --set data.missing=fill"), "{error}");
 }
 
 #[test]

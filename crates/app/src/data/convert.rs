@@ -80,7 +80,7 @@ fn convert(data: &dyn Dataset, config: &DataConfig, args: &ConvertArgs, storage:
         times: data.times().map(<[f64]>::to_vec).unwrap_or_default(),
         sample_times: Vec::new(),
         attributes: vec![("isobar_source".to_owned(), data.path().display().to_string())],
-        missing: false,
+        missing: config.allows_missing(),
     };
     let content = Content { storage, ..data.content(&meta)? };
     let axes =

@@ -123,7 +123,7 @@ impl ArrayDataset {
     fn decode(&self, variable: &Variable, window: &[Range<usize>], values: Values) -> Result<Vec<f32>> {
         let info = &variable.info;
         let values = unsigned(info.wrap, values);
-        let missing = |value: f64| info.is_missing(value);
+        let missing = |value: f64| value.is_nan() || info.is_missing(value);
         let packed = (info.scale, info.offset) != (1.0, 0.0);
         if self.keeps_missing {
             return self.with_nan(variable, window, values);
@@ -133,15 +133,17 @@ impl ArrayDataset {
             values => values,
         };
         let found = match &values {
-            _ if info.missing.is_empty() && info.valid.is_none() => None,
             Values::F32(values) => values.iter().position(|&value| missing(f64::from(value))),
             Values::F64(values) => values.iter().position(|&value| missing(value)),
         };
         if let Some(at) = found {
-            let path = self.arrays.path().to_owned();
             return Err(Error::MissingValue {
-                path,
+                path: self.arrays.path().to_owned(),
                 dataset: variable.path.clone(),
+                value: match &values {
+                    Values::F32(values) => f64::from(values[at]),
+                    Values::F64(values) => values[at],
+                },
                 index: index(window, at),
             });
         }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::{ArrayInfo, ArrayOptions, Arrays};
 use crate::calendar::TimeUnit;
-use crate::grid::{DataVariable, Dim};
+use crate::grid::{DataVariable, Dim, Levels};
 use crate::{Error, Result};
 
 /// Largest number of points along one dim or of times: more than any grid has.
@@ -56,6 +56,12 @@ pub(super) struct Reader<'a> {
     pub(super) table: String,
 }
 
+/// A variable that was found: its name, the path of its array, metadata, and names of the axes.
+type Opened<'a> = (&'a String, String, ArrayInfo, Vec<String>);
+
+/// Channels of a variable: stored ones in runs of consecutive ones, their names, and their coordinates.
+type Channels = (Vec<Range<usize>>, Vec<String>, Option<Levels>);
+
 impl Reader<'_> {
     pub(super) fn layout(&self, wanted: &[String], levels: &[f64]) -> Result<Layout> {
         if wanted.is_empty() {
@@ -66,14 +72,15 @@ impl Reader<'_> {
                 self.likely()
             )));
         }
-        let mut opened = Vec::new();
+        let mut opened: Vec<Opened<'_>> = Vec::new();
         for name in wanted {
-            if !opened.iter().any(|(known, ..): &(&String, String, ArrayInfo, Vec<String>)| *known == name) {
+            if !opened.iter().any(|(known, ..)| *known == name) {
                 let (path, info, axes) = self.variable(name)?;
                 opened.push((name, path, info, axes));
             }
         }
-        let dims = self.dims(&opened[0].1, opened.iter().map(|(_, path, info, axes)| (path, info, axes)))?;
+        let channel_axes = self.channel_axes(&opened);
+        let dims = self.dims(&channel_axes, &opened)?;
         let samples = self.extent(&self.options.sample, &opened)?;
         let frames = self.extent(&self.options.time, &opened)?;
         let first = opened[0].1.clone();
@@ -81,14 +88,13 @@ impl Reader<'_> {
         let (times, time_unit) = times.map_or((None, None), |(times, unit)| (Some(times), unit));
         let (mut variables, mut described) = (Vec::new(), Vec::new());
         for (name, path, info, axes) in opened {
-            let roles: Vec<Role> = axes.iter().map(|axis| self.role(axis, &dims)).collect();
-            let channel = roles.iter().position(|role| *role == Role::Channel);
-            let (channels, names) = match channel.map(|at| info.shape[at]) {
-                Some(count) if !levels.is_empty() => self.chosen_levels(name, &path, (count, levels))?,
-                Some(count) if count > 1 => {
-                    (once(0..count).collect(), self.channel_names(name, &path, count)?)
-                }
-                _ => (once(0..1).collect(), vec![name.clone()]),
+            let roles: Vec<Role> = axes.iter().map(|axis| self.role(axis, &channel_axes, &dims)).collect();
+            let mut along = roles.iter().zip(&axes).zip(&info.shape);
+            let channel = along.find(|((role, _), _)| **role == Role::Channel);
+            let (channels, names, levels) = match channel.map(|((_, axis), &count)| (axis.as_str(), count)) {
+                Some(axis) if !levels.is_empty() => self.chosen_levels(name, &path, axis, levels)?,
+                Some(axis) => self.all_levels(name, &path, axis)?,
+                None => (once(0..1).collect(), vec![name.clone()], None),
             };
             let unit = self.options.variables.get(name).and_then(|own| own.unit()).map(str::to_owned);
             let is_spatial = |role: &Role| matches!(role, Role::Space(_));
@@ -100,6 +106,7 @@ impl Reader<'_> {
                 has_direction: names.len() > 1,
                 channels: names,
                 title: None,
+                levels,
             });
             variables.push(Variable { path, info, roles, channels });
         }
@@ -168,28 +175,40 @@ impl Reader<'_> {
         }
     }
 
-    fn is_spatial(&self, axis: &str) -> bool {
-        ![&self.options.sample, &self.options.time, &self.options.channel].iter().any(|role| *role == axis)
+    /// Names of the axes of channels: that of the options, and those whose coordinates say so.
+    fn channel_axes(&self, opened: &[Opened<'_>]) -> Vec<String> {
+        let mut known =
+            [&self.options.sample, &self.options.time, &self.options.channel].map(String::clone).to_vec();
+        let mut channels = vec![self.options.channel.clone()];
+        for (_, path, info, axes) in opened {
+            for (axis, &extent) in axes.iter().zip(&info.shape) {
+                if known.contains(axis) {
+                    continue;
+                }
+                known.push(axis.clone());
+                let coordinates = self.coordinate(path, axis, extent).ok().flatten();
+                channels.extend(coordinates.filter(|(_, info)| info.channels).map(|_| axis.clone()));
+            }
+        }
+        channels
     }
 
-    fn role(&self, axis: &str, dims: &[Dim]) -> Role {
+    fn role(&self, axis: &str, channel_axes: &[String], dims: &[Dim]) -> Role {
         match axis {
             _ if axis == self.options.sample => Role::Sample,
             _ if axis == self.options.time => Role::Time,
-            _ if axis == self.options.channel => Role::Channel,
+            _ if channel_axes.iter().any(|own| own == axis) => Role::Channel,
             _ => Role::Space(dims.iter().position(|dim| dim.name == axis).unwrap_or(0)),
         }
     }
 
     /// The spatial dims of all variables.
-    fn dims<'a>(
-        &self,
-        first: &str,
-        all: impl Iterator<Item = (&'a String, &'a ArrayInfo, &'a Vec<String>)>,
-    ) -> Result<Vec<Dim>> {
+    fn dims(&self, channel_axes: &[String], all: &[Opened<'_>]) -> Result<Vec<Dim>> {
+        let is_spatial = |axis: &String| self.role(axis, channel_axes, &[]) == Role::Space(0);
+        let first = &all[0].1;
         let mut found: Vec<(&str, usize, &str)> = Vec::new();
-        for (path, info, axes) in all {
-            for (axis, &extent) in axes.iter().zip(&info.shape).filter(|(axis, _)| self.is_spatial(axis)) {
+        for (_, path, info, axes) in all {
+            for (axis, &extent) in axes.iter().zip(&info.shape).filter(|(axis, _)| is_spatial(axis)) {
                 match found.iter().find(|(known, ..)| known == axis) {
                     None => found.push((axis, extent, path)),
                     Some((_, known, other)) if *known != extent => {
@@ -324,14 +343,15 @@ impl Reader<'_> {
         }
     }
 
-    /// The stored channels of some levels, in the order requested, and their names.
+    /// The stored channels of some levels along an axis, in the order requested.
     fn chosen_levels(
         &self,
         name: &str,
         path: &str,
-        (count, wanted): (usize, &[f64]),
-    ) -> Result<(Vec<Range<usize>>, Vec<String>)> {
-        let (file, axis) = (self.arrays.path().display(), &self.options.channel);
+        (axis, count): (&str, usize),
+        wanted: &[f64],
+    ) -> Result<Channels> {
+        let file = self.arrays.path().display();
         let Some((levels, info)) = self.coordinate(path, axis, count)? else {
             return Err(Error::Config(format!(
                 "data.levels is {wanted:?}, but {file} has no coordinates of the axis `{axis}` of `{path}`; name their array in \
@@ -340,7 +360,7 @@ impl Reader<'_> {
             )));
         };
         let levels = self.line(&levels, &info)?;
-        let mut runs: Vec<Range<usize>> = Vec::new();
+        let (mut runs, mut values): (Vec<Range<usize>>, Vec<f64>) = Default::default();
         for level in wanted {
             let near = |own: &f64| (own - level).abs() <= 1e-6 * level.abs().max(1e-6);
             let Some(at) = levels.iter().position(near) else {
@@ -349,28 +369,38 @@ impl Reader<'_> {
                     info.unit.map(|unit| format!(" {unit}")).unwrap_or_default()
                 )));
             };
+            values.push(levels[at]);
             match runs.last_mut() {
                 Some(run) if run.end == at => run.end += 1,
                 _ => runs.push(at..at + 1),
             }
         }
-        Ok((runs, wanted.iter().map(|level| format!("{name}_{level}")).collect()))
+        let levels = Levels { name: axis.to_owned(), unit: info.unit, values };
+        Ok((runs, wanted.iter().map(|level| format!("{name}_{level}")).collect(), Some(levels)))
     }
 
-    /// Names of channels: by their coordinates, such as pressure levels, or their numbers.
-    fn channel_names(&self, name: &str, path: &str, count: usize) -> Result<Vec<String>> {
+    /// All stored channels along an axis, named by their coordinates, such as pressure levels, or by their numbers.
+    fn all_levels(&self, name: &str, path: &str, (axis, count): (&str, usize)) -> Result<Channels> {
         if count > MOST_CHANNELS {
             let file = self.arrays.path().display();
             return Err(Error::Invalid(format!(
                 "`{path}` in {file} has {count} channels, expected at most {MOST_CHANNELS}"
             )));
         }
-        let found = self.coordinate(path, &self.options.channel, count).ok().flatten();
-        let levels = found.and_then(|(path, info)| self.line(&path, &info).ok());
-        Ok(match levels {
-            Some(levels) => levels.iter().map(|level| format!("{name}_{level}")).collect(),
+        let found = self.coordinate(path, axis, count).ok().flatten();
+        let levels = found.and_then(|(path, info)| {
+            let values = self.line(&path, &info).ok()?;
+            Some(Levels { name: axis.to_owned(), unit: info.unit, values })
+        });
+        // Numbers from 0 on without a unit say no more than the order does.
+        let is_number = |(at, value): (usize, &f64)| *value == at as f64;
+        let levels = levels.filter(|own| own.unit.is_some() || !own.values.iter().enumerate().all(is_number));
+        let names = match &levels {
+            _ if count == 1 => vec![name.to_owned()],
+            Some(levels) => levels.values.iter().map(|level| format!("{name}_{level}")).collect(),
             None => (0..count).map(|channel| format!("{name}_{channel}")).collect(),
-        })
+        };
+        Ok((once(0..count).collect(), names, levels))
     }
 
     /// A list of finite coordinates.
@@ -391,7 +421,7 @@ impl Reader<'_> {
     }
 
     /// The extent along an axis, the same for all variables that have it.
-    fn extent(&self, axis: &str, all: &[(&String, String, ArrayInfo, Vec<String>)]) -> Result<Option<usize>> {
+    fn extent(&self, axis: &str, all: &[Opened<'_>]) -> Result<Option<usize>> {
         let mut known: Option<(usize, &str)> = None;
         for (_, path, info, axes) in all {
             let Some(at) = axes.iter().position(|name| name == axis) else { continue };

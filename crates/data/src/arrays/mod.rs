@@ -63,6 +63,8 @@ pub struct ArrayInfo {
     pub wrap: Option<f64>,
     /// True for the coordinates of a periodic dim, whose first point follows the last.
     pub periodic: bool,
+    /// True for the coordinates of an axis of channels, such as levels.
+    pub channels: bool,
     /// Extent of its chunks along each axis, if it is stored in chunks.
     pub chunk: Option<Vec<usize>>,
 }
@@ -82,6 +84,7 @@ impl ArrayInfo {
             valid: None,
             wrap: None,
             periodic: false,
+            channels: false,
             chunk,
         }
     }

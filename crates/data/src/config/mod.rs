@@ -165,6 +165,11 @@ impl DataConfig {
         (self.train_steps.most(), self.validation_steps, self.predict) != (1, 1, Predict::Frame)
     }
 
+    /// Returns whether missing values are no errors.
+    pub fn allows_missing(&self) -> bool {
+        self.missing != Missing::Error
+    }
+
     /// Returns the fill of inputs if missing values of outputs are masked.
     pub fn masks(&self) -> Option<f64> {
         (self.missing == Missing::Mask).then_some(self.fill)
@@ -197,20 +202,15 @@ impl DataConfig {
 
     /// Opens another data set of the same kind.
     pub(crate) fn open_at(&self, path: &DataPath) -> Result<Box<dyn Dataset>> {
-        let name = self.format_name();
         self.train_steps.check()?;
-        let all = [&self.fields[..], &self.inputs, self.own_targets(), &self.diagnostics].concat();
-        let stored = self.forcings.iter().chain(&self.statics).filter(|name| !Computed::is_name(name));
-        let stored = stored.chain(&self.scalars);
-        let opener = Opener {
-            needs_time: self.needs_time(),
-            keeps_missing: self.missing != Missing::Error,
-            takes_all: false,
-            ..self.opener(all.iter().chain(stored).cloned().collect())?
-        };
+        self.open_with(path, Opener { needs_time: self.needs_time(), takes_all: false, ..self.opener()? })
+    }
+
+    /// Opens a data set with the variables and levels of the configuration.
+    fn open_with(&self, path: &DataPath, opener: Opener) -> Result<Box<dyn Dataset>> {
+        let name = self.format_name();
         let data = joined::open(path, opener, (self.join, self.open_files))?;
-        let count = self.levels.len();
-        if count > 0 && !data.variables().iter().any(|variable| variable.channels.len() == count) {
+        if !self.levels.is_empty() && !data.variables().iter().any(|variable| variable.levels.is_some()) {
             return Err(Error::Config(format!(
                 "data.levels is {:?}, but no variable of {path} has levels; name their axis with --set data.{name}.channel=LEVEL, \
                  or --set 'data.levels=[]'",
@@ -220,14 +220,13 @@ impl DataConfig {
         Ok(data)
     }
 
-    /// Opens the data set with the variables that the configuration names, or with all if it names none.
+    /// Opens the data set as [`DataConfig::open`] does, but with all variables if the configuration names none, and also if its data
+    /// have too few steps for it.
     ///
     /// # Errors
     /// Those of [`DataConfig::open`].
     pub fn open_all(&self) -> Result<Box<dyn Dataset>> {
-        let variables = [&self.fields[..], &self.inputs, self.own_targets()].concat();
-        let opener = Opener { levels: Vec::new(), ..self.opener(variables)? };
-        joined::open(&self.with_folders()?.path, opener, (self.join, self.open_files))
+        self.open_with(&self.with_folders()?.path, self.opener()?)
     }
 
     /// Opens the data set of `[data.target]`, if there is one, as [`DataConfig::open_all`] does.
@@ -252,16 +251,23 @@ impl DataConfig {
         if self.target.is_some() { &[] } else { &self.targets }
     }
 
+    /// Returns the names of all variables of the data set that the configuration names.
+    pub fn stored_variables(&self) -> Vec<String> {
+        let all = [&self.fields[..], &self.inputs, self.own_targets(), &self.diagnostics].concat();
+        let stored = self.forcings.iter().chain(&self.statics).filter(|name| !Computed::is_name(name));
+        all.iter().chain(stored).chain(&self.scalars).cloned().collect()
+    }
+
     /// Opener of files, with all variables where none is named.
-    fn opener(&self, variables: Vec<String>) -> Result<Opener> {
+    fn opener(&self) -> Result<Opener> {
         let name = self.format_name();
         Ok(Opener {
             format: find(name)?,
             table: self.own.0.get(name).cloned(),
-            variables,
+            variables: self.stored_variables(),
             levels: self.levels.clone(),
             needs_time: false,
-            keeps_missing: false,
+            keeps_missing: self.allows_missing(),
             takes_all: true,
         })
     }

@@ -13,7 +13,7 @@ use super::layout::{check_range, check_values, hyperslab};
 use super::scales::{attach_scales, make_scale};
 use super::{text, texts, write_attribute};
 use crate::calendar::TimeUnit;
-use crate::content::{Content, SAMPLE, TIME};
+use crate::content::{CHANNEL, ChannelAxis, Content, SAMPLE, TIME};
 use crate::grid::{DataVariable, PredictionMeta};
 use crate::{Error, Result};
 
@@ -23,10 +23,12 @@ pub(crate) const AXES: &str = "axes";
 pub(crate) const UNITS: &str = "units";
 /// Attribute of coordinates: whether the first point follows the last.
 pub(crate) const PERIODIC: &str = "periodic";
+/// Attribute of coordinates: whether they are those of channels, such as levels.
+pub(crate) const CHANNELS: &str = "channels";
+/// CF's attribute of a variable: the number that stands for missing values.
+const FILL: &str = "_FillValue";
 /// CF's attribute of a variable: names of its auxiliary coordinate variables.
 pub(crate) const COORDINATES: &str = "coordinates";
-/// Name of the axis of channels.
-pub(crate) const CHANNEL: &str = "channel";
 
 /// Conventions of a file's attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +40,7 @@ pub(crate) enum Dialect {
 }
 
 /// An HDF5 file: `/<variable>` is `[sample, time, channel, x, …]`, without time for samples that have none, and without channel
-/// for scalars; `/<dim>` and `/time` are coordinates. The attribute `axes` of each dataset names its axes, or dimension scales do,
+/// for scalars; `/<dim>`, `/time` and levels are coordinates. The attribute `axes` of each dataset names its axes, or dimension scales do,
 /// and `units` its unit. It takes its name in `finish`.
 #[derive(Debug)]
 pub(crate) struct PlainWriter {
@@ -56,6 +58,7 @@ pub(crate) struct PlainWriter {
 struct Variable {
     name: String,
     channels: usize,
+    has_channel_axis: bool,
     dataset: Dataset,
     /// Points of each channel that were written, by sample and frame.
     written: Vec<usize>,
@@ -64,17 +67,17 @@ struct Variable {
 impl PlainWriter {
     pub(crate) fn create(path: &Path, content: &Content, dialect: Dialect) -> Result<Self> {
         let Content { meta, dims, variables, storage, .. } = content;
-        let count = |variable: &DataVariable| variable.channels.len();
-        // A dim of netCDF has one extent.
-        let alike = variables.iter().map(count).filter(|&count| count > 1).collect::<Vec<_>>();
-        let alike = alike.windows(2).all(|pair| pair[0] == pair[1]);
-        let channel = |count: usize| match alike || dialect == Dialect::Plain {
-            true => CHANNEL.to_owned(),
-            false => format!("{CHANNEL}_{count}"),
+        // A dim of netCDF has one extent, and always coordinates here.
+        let has_coordinates = |axis: &ChannelAxis<'_>| axis.levels.is_some() || dialect == Dialect::NetCdf;
+        let channel_axes = content.channel_axes().into_iter().filter(has_coordinates).collect::<Vec<_>>();
+        let channel = |variable: &DataVariable| {
+            let axis = content.channel_axis(variable)?;
+            Some(if has_coordinates(&axis) { axis.name } else { CHANNEL.to_owned() })
         };
         let taken = |name: &str| {
             name == TIME
                 || dims.iter().any(|dim| dim.name == name)
+                || channel_axes.iter().any(|axis| axis.name == name)
                 || dialect == Dialect::NetCdf && (name == SAMPLE || name.starts_with(CHANNEL))
         };
         if let Some(variable) =
@@ -102,34 +105,38 @@ impl PlainWriter {
             let times = file.coordinates(TIME, &meta.times, unit.map(|unit| &*unit.unit)).map_err(failed)?;
             calendar(&times, unit).map_err(failed)?;
         }
-        let numbers = |count: usize| -> Vec<f64> { (0..count).map(|at| at as f64).collect() };
         if dialect == Dialect::NetCdf {
-            file.coordinates(SAMPLE, &numbers(meta.samples), None).map_err(failed)?;
-            let mut counts: Vec<usize> = variables.iter().map(count).filter(|&count| count > 1).collect();
-            counts.sort_unstable();
-            counts.dedup();
-            for count in counts {
-                file.coordinates(&channel(count), &numbers(count), None).map_err(failed)?;
-            }
+            let numbers: Vec<f64> = (0..meta.samples).map(|at| at as f64).collect();
+            file.coordinates(SAMPLE, &numbers, None).map_err(failed)?;
+        }
+        for axis in &channel_axes {
+            let dataset = file.coordinates(&axis.name, &axis.values(), axis.unit()).map_err(failed)?;
+            super::number(&dataset, CHANNELS, true).map_err(failed)?;
         }
         if !meta.sample_times.is_empty() {
             file.sample_times(&meta.sample_times, content.time_unit.as_ref()).map_err(failed)?;
         }
         let grid: Vec<usize> = dims.iter().map(|dim| dim.coordinates.len()).collect();
         let variable = |variable: &DataVariable| -> Result<Variable> {
-            let channels = count(variable);
-            let shape = shape(meta.samples, frames, channels, &grid);
-            let channel = channel(channels);
-            let (time, channel) = (frames.map(|_| TIME), (channels > 1).then_some(channel.as_str()));
-            let names = [Some(SAMPLE), time, channel].into_iter().flatten();
-            let axes: Vec<&str> = names.chain(dims.iter().map(|dim| dim.name.as_str())).collect();
-            let chunk = storage.chunk(&axes, &shape)?;
+            let (channels, channel) = (variable.channels.len(), channel(variable));
+            let has_channel_axis = channel.is_some();
+            let shape = [Some(meta.samples), frames, channel.as_ref().map(|_| channels)];
+            let shape: Vec<usize> = shape.into_iter().flatten().chain(grid.iter().copied()).collect();
+            let axes = |channel: Option<&str>| -> Vec<String> {
+                let leading = [Some(SAMPLE), frames.map(|_| TIME), channel].into_iter().flatten();
+                leading.chain(dims.iter().map(|dim| dim.name.as_str())).map(str::to_owned).collect()
+            };
+            let chunk = storage.chunk(&axes(channel.as_ref().map(|_| CHANNEL)), &shape)?;
+            let axes = axes(channel.as_deref());
             let dataset = file.variable(variable, &axes, &shape, chunk, storage.deflate).map_err(failed)?;
             if dialect == Dialect::NetCdf && !meta.sample_times.is_empty() {
                 text(&dataset, COORDINATES, TIME).map_err(failed)?;
             }
+            if dialect == Dialect::NetCdf && meta.missing {
+                super::number(&dataset, FILL, f32::NAN).map_err(failed)?;
+            }
             let written = vec![0; meta.samples * frames.unwrap_or(1)];
-            Ok(Variable { name: variable.name.clone(), channels, dataset, written })
+            Ok(Variable { name: variable.name.clone(), channels, has_channel_axis, dataset, written })
         };
         let variables = variables.iter().map(variable).collect::<Result<_>>()?;
         Ok(Self { aside, samples: meta.samples, frames, grid, missing: meta.missing, variables })
@@ -179,7 +186,7 @@ impl PlainWriter {
         let stored = values.f_detach()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?;
         let stored: Vec<f32> = memory::to_vec(&stored)?;
         let time = self.frames.map(|_| frames.clone());
-        let channel = (of.channels > 1).then_some(0..of.channels);
+        let channel = of.has_channel_axis.then_some(0..of.channels);
         let window: Vec<Range<usize>> = [Some(sample..sample + 1), time, channel]
             .into_iter()
             .flatten()
@@ -219,11 +226,6 @@ impl PlainWriter {
         drop(variables);
         aside.finish()
     }
-}
-
-fn shape(samples: usize, frames: Option<usize>, channels: usize, grid: &[usize]) -> Vec<usize> {
-    let channels = (channels > 1).then_some(channels);
-    [Some(samples), frames, channels].into_iter().flatten().chain(grid.iter().copied()).collect()
 }
 
 /// Writes everything but values.
@@ -286,7 +288,7 @@ impl Layout<'_> {
     fn variable(
         &self,
         variable: &DataVariable,
-        axes: &[&str],
+        axes: &[String],
         shape: &[usize],
         chunk: Option<Vec<usize>>,
         deflate: Option<u8>,
@@ -301,10 +303,10 @@ impl Layout<'_> {
         }
         let dataset = builder.create(variable.name.as_str())?;
         match self.dialect {
-            Dialect::Plain => texts(&dataset, AXES, axes.iter().copied())?,
+            Dialect::Plain => texts(&dataset, AXES, axes.iter().map(String::as_str))?,
             Dialect::NetCdf => {
-                attach_scales(&self.aside.file().group("/")?, &dataset, axes.iter().copied())?;
-                if variable.channels.len() > 1 {
+                attach_scales(&self.aside.file().group("/")?, &dataset, axes.iter().map(String::as_str))?;
+                if variable.has_channel_axis() {
                     text(&dataset, "components", &variable.channels.join(" "))?;
                 }
                 if let Some(title) = &variable.title {

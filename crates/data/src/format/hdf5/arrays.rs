@@ -11,7 +11,7 @@ use hdf5_metno::types::{FloatSize, IntSize, TypeDescriptor};
 use crate::arrays::{ArrayInfo, Arrays, Valid, Values};
 use crate::hdf5::attribute::Attributes;
 use crate::hdf5::layout::{Node, read_window};
-use crate::hdf5::plain::{AXES, PERIODIC, UNITS};
+use crate::hdf5::plain::{AXES, CHANNELS, PERIODIC, UNITS};
 use crate::hdf5::stored::Stored;
 use crate::{Error, Result};
 
@@ -186,6 +186,7 @@ impl Arrays for Hdf5Arrays {
             scale: number("scale_factor")?.unwrap_or(1.0),
             offset: number("add_offset")?.unwrap_or(0.0),
             periodic: optional(attributes.flag(PERIODIC))?.unwrap_or(false),
+            channels: optional(attributes.flag(CHANNELS))?.unwrap_or(false),
             chunk: dataset.chunk(),
             ..ArrayInfo::of_shape(shape)
         }

@@ -18,7 +18,7 @@ use crate::writers::WriterFormat;
 use crate::{Error, Result, register_writer};
 
 /// A folder with `VARIABLE.npy`, `[sample, time, channel, x, …]` without time for samples that have none and without channel for
-/// scalars, and `DIM.npy` and `time.npy` of coordinates. It takes its name once it is complete.
+/// scalars, and `DIM.npy`, `time.npy` and `LEVELS.npy` of coordinates. It takes its name once it is complete.
 struct NpyWriter {
     folder: Unfinished,
     target: PathBuf,
@@ -34,6 +34,7 @@ struct NpyWriter {
 struct Variable {
     name: String,
     channels: usize,
+    has_channel_axis: bool,
     file: File,
     /// Offset of the first number, in bytes.
     start: u64,
@@ -59,8 +60,10 @@ impl WriterFormat for NpyWriter {
         let lines = content.dims.iter().map(|dim| (dim.name.as_str(), &dim.coordinates));
         let times = if has_time { &meta.times } else { &meta.sample_times };
         let times = (!times.is_empty()).then_some((TIME, times));
+        let channel_axes = content.channel_axes();
+        let levels = channel_axes.iter().filter_map(|axis| Some((axis.name.as_str(), &axis.levels?.values)));
         let mut taken = Vec::new();
-        for (name, values) in lines.chain(times) {
+        for (name, values) in lines.chain(times).chain(levels) {
             let (file, start) = create(folder.path(), name, "<f8", &[values.len()])?;
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             file.write_all_at(&bytes, start).map_err(|error| Error::io(path, "write it", error))?;
@@ -78,13 +81,13 @@ impl WriterFormat for NpyWriter {
                     "{name:?} cannot be the name of a .npy file in this folder"
                 )));
             }
-            let channels = variable.channels.len();
+            let (channels, has_channel_axis) = (variable.channels.len(), variable.has_channel_axis());
             let leading =
-                [Some(meta.samples), has_time.then_some(frames), (channels > 1).then_some(channels)];
+                [Some(meta.samples), has_time.then_some(frames), has_channel_axis.then_some(channels)];
             let shape: Vec<usize> = leading.into_iter().flatten().chain(grid.iter().copied()).collect();
             let (file, start) = create(folder.path(), &name, "<f4", &shape)?;
             let written = vec![0; meta.samples.saturating_mul(frames)];
-            variables.push(Variable { name, channels, file, start, shape, written });
+            variables.push(Variable { name, channels, has_channel_axis, file, start, shape, written });
         }
         let (target, samples) = (path.to_owned(), meta.samples);
         let missing = meta.missing;
@@ -161,7 +164,7 @@ impl DatasetWriter for NpyWriter {
         let leading = [
             Some(sample..sample + 1),
             self.has_time.then_some(frames.clone()),
-            (of.channels > 1).then_some(0..of.channels),
+            of.has_channel_axis.then_some(0..of.channels),
         ];
         let window: Vec<Range<usize>> = leading.into_iter().flatten().chain(points.iter().cloned()).collect();
         let stored = values.f_detach()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?;

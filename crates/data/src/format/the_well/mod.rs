@@ -67,6 +67,7 @@ impl Well {
             has_direction: field.order() > 0,
             title: None,
             uniform: false,
+            levels: None,
         };
         let is_wanted = |field: &&WellField| wanted.iter().any(|name| name == field.name());
         let scalars = file.scalars().iter().filter(is_wanted);
@@ -198,6 +199,12 @@ impl WriterFormat for WellWriter {
         let mut fields = Vec::new();
         for variable in &content.variables {
             let count = variable.channels.len();
+            if variable.levels.is_some() {
+                return Err(Error::Invalid(format!(
+                    "`{}` has levels, which The Well's schema does not have; write hdf5, netcdf or zarr",
+                    variable.name
+                )));
+            }
             let order = (0..3).find(|&order| dims.pow(order) == count).ok_or_else(|| {
                 Error::Invalid(format!(
                     "`{}` has {count} channels, which are no scalar, vector or tensor of {dims} dims; write hdf5 or netcdf",

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use super::nodes::{Node, Version};
 use crate::arrays::ArrayInfo;
 use crate::dtype::NumberKind;
+use crate::hdf5::plain::{CHANNELS, PERIODIC};
 
 /// Names of the axes, where the metadata have no place for them.
 const DIMENSIONS: &str = "_ARRAY_DIMENSIONS";
@@ -29,6 +30,7 @@ pub(super) fn describe(node: &Node, kind: NumberKind, shape: Vec<usize>) -> Arra
         .flatten();
     let missing = [own.get("_FillValue"), own.get("missing_value"), of_array].into_iter().flatten();
     let missing = missing.flat_map(numbers).map(as_stored).filter(|value| !value.is_nan()).collect();
+    let flag = |name: &str| own.get(name).and_then(Value::as_bool).unwrap_or(false);
     let number = |name: &str| own.get(name).and_then(|value| numbers(value).first().copied());
     ArrayInfo {
         axes,
@@ -37,7 +39,8 @@ pub(super) fn describe(node: &Node, kind: NumberKind, shape: Vec<usize>) -> Arra
         scale: number("scale_factor").unwrap_or(1.0),
         offset: number("add_offset").unwrap_or(0.0),
         missing,
-        periodic: own.get("periodic").and_then(Value::as_bool).unwrap_or(false),
+        periodic: flag(PERIODIC),
+        channels: flag(CHANNELS),
         ..ArrayInfo::of_shape(shape)
     }
 }

@@ -19,10 +19,10 @@ use zarrs::array::{
 
 use super::codecs::LARGEST;
 use crate::boxes::{copy, extents, indices, shared, touched};
-use crate::content::{Content, SAMPLE, TIME};
+use crate::content::{CHANNEL, Content, SAMPLE, TIME};
 use crate::dataset::DatasetWriter;
 use crate::hdf5::layout::{check_range, check_values};
-use crate::hdf5::plain::{CHANNEL, COORDINATES, PERIODIC, UNITS};
+use crate::hdf5::plain::{CHANNELS, COORDINATES, PERIODIC, UNITS};
 use crate::unfinished::{Unfinished, check_absent};
 use crate::writers::WriterFormat;
 use crate::{Error, Result, register_writer};
@@ -58,6 +58,7 @@ struct ZarrWriter {
 struct Variable {
     name: String,
     channels: usize,
+    has_channel_axis: bool,
     shape: Vec<usize>,
     chunk: Vec<usize>,
     array: Array<()>,
@@ -118,17 +119,18 @@ impl ZarrWriter {
         let mut made = Vec::new();
         for variable in variables {
             let (name, channels) = (&variable.name, variable.channels.len());
-            let axis = channel(content, channels);
+            let channel = content.channel_axis(variable).map(|axis| axis.name);
             let leading = [
                 Some((SAMPLE, meta.samples)),
                 frames.map(|frames| (TIME, frames)),
-                (channels > 1).then_some((axis.as_str(), channels)),
+                channel.as_ref().map(|axis| (axis.as_str(), channels)),
             ];
             let points = dims.iter().map(|dim| (dim.name.as_str(), dim.coordinates.len()));
             let (axes, shape): (Vec<&str>, Vec<usize>) = leading.into_iter().flatten().chain(points).unzip();
             let has_times = !meta.sample_times.is_empty();
             let taken = axes.contains(&name.as_str())
                 || has_times && name == TIME
+                || content.channel_axes().iter().any(|axis| axis.name == *name)
                 || name.starts_with(CHANNEL)
                 || !is_name(name);
             if taken || made.iter().any(|known: &Variable| known.name == *name) {
@@ -136,7 +138,8 @@ impl ZarrWriter {
             }
             let _ = storage.chunk(&axes, &shape)?;
             let given = |axis: &str| {
-                storage.chunks.get(if axis.starts_with(CHANNEL) { CHANNEL } else { axis }).copied()
+                let is_channel = channel.as_deref() == Some(axis);
+                storage.chunks.get(if is_channel { CHANNEL } else { axis }).copied()
             };
             let mut chunk: Vec<usize> = axes
                 .iter()
@@ -176,7 +179,7 @@ impl ZarrWriter {
             if let Some(title) = &variable.title {
                 put("long_name", title);
             }
-            if channels > 1 {
+            if channel.is_some() {
                 put("components", &variable.channels.join(" "));
             }
             if has_times {
@@ -189,7 +192,8 @@ impl ZarrWriter {
                 None => Arc::new(ZstdCodec::new(3, false)),
             };
             let array = build(path, name, (&axes, &shape, &chunk), attributes, (false, Some(packing)))?;
-            made.push(Variable { name: name.clone(), channels, shape, chunk, array });
+            let has_channel_axis = channel.is_some();
+            made.push(Variable { name: name.clone(), channels, has_channel_axis, shape, chunk, array });
         }
         let (own, open, root) = (None, BTreeMap::new(), Value::Null);
         Ok(Self {
@@ -209,7 +213,7 @@ impl ZarrWriter {
 
     /// Writes metadata and coordinates.
     fn layout(&mut self, content: &Content) -> Result<()> {
-        let Content { meta, dims, variables, .. } = content;
+        let Content { meta, dims, .. } = content;
         let mut nodes = Map::new();
         let along = |axis: &str, name: &str, values: &[f64], attributes| -> Result<Value> {
             let shape = [values.len()];
@@ -257,13 +261,12 @@ impl ZarrWriter {
         } else if !meta.sample_times.is_empty() {
             let _ = nodes.insert(TIME.to_owned(), along(SAMPLE, TIME, &meta.sample_times, of_time)?);
         }
-        let numbers = |count: usize| -> Vec<f64> { (0..count).map(|at| at as f64).collect() };
-        let _ = nodes.insert(SAMPLE.to_owned(), line(SAMPLE, &numbers(meta.samples), Map::new())?);
-        for count in variables.iter().map(|variable| variable.channels.len()).filter(|&count| count > 1) {
-            let name = channel(content, count);
-            if !nodes.contains_key(&name) {
-                let _ = nodes.insert(name.clone(), line(&name, &numbers(count), Map::new())?);
-            }
+        let numbers: Vec<f64> = (0..meta.samples).map(|at| at as f64).collect();
+        let _ = nodes.insert(SAMPLE.to_owned(), line(SAMPLE, &numbers, Map::new())?);
+        for axis in content.channel_axes() {
+            let mut attributes = text(&[(UNITS, axis.unit())]);
+            let _ = attributes.insert(CHANNELS.to_owned(), true.into());
+            let _ = nodes.insert(axis.name.clone(), line(&axis.name, &axis.values(), attributes)?);
         }
         for variable in &self.variables {
             let _ = nodes.insert(variable.name.clone(), self.describe(&variable.name, &variable.array)?);
@@ -328,17 +331,6 @@ impl ZarrWriter {
 fn key(variable: &Variable, index: &[usize]) -> String {
     let index: Vec<u64> = index.iter().map(|&at| at as u64).collect();
     variable.array.chunk_key(&index).as_str().to_owned()
-}
-
-/// Name of the axis of so many channels: an axis has one extent.
-fn channel(content: &Content, count: usize) -> String {
-    let mut counts =
-        content.variables.iter().map(|variable| variable.channels.len()).filter(|&count| count > 1);
-    let first = counts.next();
-    match counts.all(|other| Some(other) == first) {
-        true => CHANNEL.to_owned(),
-        false => format!("{CHANNEL}_{count}"),
-    }
 }
 
 fn is_name(name: &str) -> bool {
@@ -428,7 +420,7 @@ impl DatasetWriter for ZarrWriter {
         let leading = [
             Some(sample..sample + 1),
             self.frames.map(|_| frames),
-            (of.channels > 1).then_some(0..of.channels),
+            of.has_channel_axis.then_some(0..of.channels),
         ];
         let window: Vec<Range<usize>> = leading.into_iter().flatten().chain(points.iter().cloned()).collect();
         let stored = values.f_detach()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?;
@@ -465,7 +457,7 @@ impl DatasetWriter for ZarrWriter {
         let leading = [
             Some(sample..sample + 1),
             self.frames.map(|_| frames),
-            (of.channels > 1).then_some(0..of.channels),
+            of.has_channel_axis.then_some(0..of.channels),
         ];
         let points = self.grid.iter().map(|&points| 0..points);
         let window: Vec<Range<usize>> = leading.into_iter().flatten().chain(points).collect();
