@@ -81,6 +81,12 @@ pub trait Dataset: Debug + Send + Sync {
     /// Variables that can be read.
     fn variables(&self) -> &[DataVariable];
 
+    /// Arrays of the files that are no variables although no variable was named, with their axes: they lack dims of the variables, or
+    /// have others.
+    fn left_out(&self) -> &[String] {
+        &[]
+    }
+
     /// Names of the variables that a network maps from and to if `data.inputs` and `data.targets` name none, for samples
     /// without time.
     fn default_pair(&self) -> Option<[&str; 2]> {
@@ -128,13 +134,13 @@ pub trait Dataset: Debug + Send + Sync {
         Ok(Box::new(PlainWriter::create(path, &self.content(meta)?, Dialect::Plain)?))
     }
 
-    /// Describes data like these for a [`WriterFormat`](crate::WriterFormat).
+    /// Describes fields like these, which vary in space and time, for a [`WriterFormat`](crate::WriterFormat).
     ///
     /// # Errors
     /// A variable that the data set does not have.
     fn content(&self, meta: &PredictionMeta) -> Result<Content> {
         let names: Vec<&str> = meta.variables.iter().map(String::as_str).collect();
-        let variables = choose(self, &names)?;
+        let variables = choose(self, &names)?.into_iter().map(DataVariable::varying).collect();
         Ok(Content {
             meta: meta.clone(),
             time_unit: self.time_unit().cloned(),
@@ -206,7 +212,8 @@ fn over_points(
 /// A file of predictions.
 pub trait DatasetWriter {
     /// Writes consecutive frames of one variable and sample, from `first` on: `[frame, channel, x, …]`. Samples come in
-    /// ascending order.
+    /// ascending order. A variable that [is static](DataVariable::is_static) is written once, as frame 0 of sample 0; one that
+    /// [is uniform](DataVariable::uniform) has one point along each dim.
     ///
     /// # Errors
     /// A variable, sample or frame that the file does not have, another shape, or a full disk.
@@ -264,7 +271,7 @@ pub trait DatasetWriter {
 
 impl DatasetWriter for PlainWriter {
     fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()> {
-        let all: Vec<Range<usize>> = self.grid().iter().map(|&points| 0..points).collect();
+        let all = self.points(variable);
         Self::write(self, variable, sample, first, &all, values)
     }
 

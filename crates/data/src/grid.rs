@@ -54,6 +54,8 @@ pub struct DataVariable {
     pub title: Option<String>,
     /// True if it has no spatial dims: each sample, or each of its frames, has one value.
     pub uniform: bool,
+    /// True if it has neither samples nor times, such as a land-sea mask: it is the same in all samples and frames.
+    pub is_static: bool,
     /// Coordinates of the channels, such as pressure levels; `None` if they have none, such as components of a vector.
     pub levels: Option<Levels>,
 }
@@ -74,7 +76,22 @@ impl DataVariable {
     pub fn scalar(name: impl Into<String>) -> Self {
         let name = name.into();
         let channels = vec![name.clone()];
-        Self { name, unit: None, channels, has_direction: false, title: None, uniform: false, levels: None }
+        Self {
+            name,
+            unit: None,
+            channels,
+            has_direction: false,
+            title: None,
+            uniform: false,
+            is_static: false,
+            levels: None,
+        }
+    }
+
+    /// The variable as fields that vary in space and time, such as predictions.
+    #[must_use]
+    pub fn varying(self) -> Self {
+        Self { uniform: false, is_static: false, ..self }
     }
 
     /// Returns whether files have an axis for the channels: of scalars without a level they have none.

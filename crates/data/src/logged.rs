@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use isobar_torch::memory;
 use tch::{Device, Kind, Tensor};
 
-use crate::content::Content;
+use crate::content::{Content, StoredAxes};
 use crate::dataset::DatasetWriter;
 use crate::hdf5::layout::check_range;
 use crate::unfinished::Unfinished;
@@ -155,9 +155,8 @@ struct Log {
     plan: String,
     samples: usize,
     frames: usize,
-    grid: Vec<usize>,
-    /// Name and channels of each variable.
-    variables: Vec<(String, usize)>,
+    /// Name and axes of each variable.
+    variables: Vec<(String, StoredAxes)>,
 }
 
 /// Returns whether there is no room for more on the disk, or for this user.
@@ -179,8 +178,9 @@ impl Log {
             plan: plan.to_owned(),
             samples: content.meta.samples,
             frames: content.meta.times.len().max(1),
-            grid: content.dims.iter().map(|dim| dim.coordinates.len()).collect(),
-            variables: variables.map(|variable| (variable.name.clone(), variable.channels.len())).collect(),
+            variables: variables
+                .map(|variable| (variable.name.clone(), StoredAxes::new(content, variable)))
+                .collect(),
         })
     }
 
@@ -207,8 +207,8 @@ impl Log {
 
     /// Shape of frames of a variable.
     fn shape(&self, variable: usize, frames: usize) -> Vec<i64> {
-        let leading = [frames, self.variables[variable].1];
-        leading.iter().chain(&self.grid).map(|&extent| extent as i64).collect()
+        let axes = &self.variables[variable].1;
+        [frames, axes.channels()].iter().chain(axes.grid()).map(|&extent| extent as i64).collect()
     }
 
     /// Reports that the log of an interrupted writer is replayed, which takes long for a long log.
@@ -249,9 +249,10 @@ impl Log {
         }
         let [variable, sample, first, frames] =
             [variable, sample, first, frames].map(|number| number as usize);
-        let extents = [frames, self.variables[variable].1, size_of::<f32>()];
+        let axes = &self.variables[variable].1;
+        let extents = [frames, axes.channels(), size_of::<f32>()];
         let bytes =
-            extents.iter().chain(&self.grid).try_fold(1_usize, |all, &extent| all.checked_mul(extent));
+            extents.iter().chain(axes.grid()).try_fold(1_usize, |all, &extent| all.checked_mul(extent));
         let Some(bytes) = bytes.filter(|&bytes| bytes as u64 <= left - OVERHEAD) else { return Ok(None) };
         let block = Block { variable, sample, first, frames };
         let (mut hasher, mut values) = (self.hasher(&block), Vec::with_capacity(bytes / size_of::<f32>()));

@@ -7,6 +7,7 @@ use tch::Kind;
 
 use crate::area::PointWeights;
 use crate::dataset::{Dataset, Window, choose};
+use crate::grid::DataVariable;
 use crate::stats::ChannelStatistics;
 use crate::{Error, Result, Statistics};
 
@@ -45,16 +46,27 @@ pub fn summarize(
     let chosen = choose(data, variables)?;
     let extents: Vec<usize> = data.dims().iter().map(|dim| dim.coordinates.len()).collect();
     let frames = data.times().map_or(1, <[f64]>::len);
-    let channels: usize = chosen.iter().map(|variable| variable.channels.len()).sum();
-    let points = extents.iter().map(|&extent| extent as u64).product::<u64>();
-    let all = points * (channels * frames * 4) as u64 * samples.len() as u64;
+    // A static variable has one frame, and a uniform one a point.
+    let read_of = |variable: &DataVariable| {
+        let frames = if variable.is_static { 1 } else { frames };
+        let samples = if variable.is_static { samples.start..samples.start + 1 } else { samples.clone() };
+        let extents = if variable.uniform { vec![1; extents.len()] } else { extents.clone() };
+        (samples, frames, extents)
+    };
+    let bytes = |variable: &DataVariable| {
+        let (samples, frames, extents) = read_of(variable);
+        let points = extents.iter().map(|&extent| extent as u64).product::<u64>();
+        points * (variable.channels.len() * frames * 4) as u64 * samples.len() as u64
+    };
+    let all = chosen.iter().map(bytes).sum();
     let weights = PointWeights::new(data.dims());
     let mut read = 0;
     let mut summaries = Vec::new();
     for variable in chosen {
         let count = variable.channels.len();
         let (mut of_values, mut of_changes) = (ChannelStatistics::default(), ChannelStatistics::default());
-        for sample in samples.clone() {
+        let (samples, frames, extents) = read_of(&variable);
+        for sample in samples {
             for Portion { frames: own, rows } in portions(frames, count, &extents) {
                 // One frame more, for the change to it.
                 let end = (own.end + 1).min(frames);

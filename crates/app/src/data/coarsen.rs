@@ -71,6 +71,7 @@ fn coarsen(data: &dyn Dataset, args: &CoarsenArgs) -> Result<usize> {
     let known: Vec<&str> = data.variables().iter().map(|variable| variable.name.as_str()).collect();
     let names: Vec<&str> = args.variables.iter().map(String::as_str).collect();
     let variables = choose(data, if names.is_empty() { &known } else { &names })?;
+    let variables: Vec<DataVariable> = variables.into_iter().map(DataVariable::varying).collect();
     if args.means {
         return means(data, &variables, args);
     }

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use isobar_data::{Content, Dataset, DatasetWriter, PredictionMeta, Storage, Window, digest, writer};
+use isobar_data::{
+    Content, Dataset, DatasetWriter, Dim, PredictionMeta, Storage, Window, choose, digest, writer,
+};
 use isobar_manager::checks::free_space;
 use isobar_manager::format_bytes;
 use isobar_manager::logging::show_where_nobody_does;
@@ -82,7 +84,9 @@ fn convert(data: &dyn Dataset, config: &DataConfig, args: &ConvertArgs, storage:
         attributes: vec![("isobar_source".to_owned(), data.path().display().to_string())],
         missing: config.allows_missing(),
     };
-    let content = Content { storage, ..data.content(&meta)? };
+    // Static and uniform variables stay such.
+    let variables = choose(data, &meta.variables.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let content = Content { storage, variables, ..data.content(&meta)? };
     let axes =
         ["sample", "time", "channel"].into_iter().chain(data.dims().iter().map(|dim| dim.name.as_str()));
     let axes: Vec<&str> = axes.collect();
@@ -120,14 +124,15 @@ fn hint(is_resumable: bool) {
 
 /// Writes all values that are not there. Returns the bytes of those that are.
 fn fill(target: &mut dyn DatasetWriter, data: &dyn Dataset, content: &Content) -> Result<u64> {
-    let points: Vec<_> = data.dims().iter().map(|dim| 0..dim.coordinates.len()).collect();
-    let frames = data.times().map_or(1, <[f64]>::len);
-    let frame = points.iter().map(std::ops::Range::len).product::<usize>() * size_of::<f32>();
     let bar = bytes_bar()?;
     bar.set_length(content.bytes());
     let mut there = 0;
     for sample in 0..data.samples() {
-        for variable in &content.variables {
+        for variable in content.variables.iter().filter(|variable| sample == 0 || !variable.is_static) {
+            let extent = |dim: &Dim| if variable.uniform { 1 } else { dim.coordinates.len() };
+            let points: Vec<_> = data.dims().iter().map(|dim| 0..extent(dim)).collect();
+            let frames = data.times().filter(|_| !variable.is_static).map_or(1, <[f64]>::len);
+            let frame = points.iter().map(std::ops::Range::len).product::<usize>() * size_of::<f32>();
             // Whole chunks of the target, if they fit, so that each is compressed once.
             let chunk = content.storage.chunks.get("time").copied().unwrap_or(1).clamp(1, frames);
             let most = (PORTION / (frame * variable.channels.len()).max(1)).max(1);

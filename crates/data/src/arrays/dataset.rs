@@ -29,6 +29,7 @@ pub struct ArrayDataset {
     times: Option<Vec<f64>>,
     /// True if missing values are read as NaN.
     keeps_missing: bool,
+    left_out: Vec<String>,
 }
 
 impl ArrayDataset {
@@ -44,13 +45,18 @@ impl ArrayDataset {
     ) -> Result<Box<dyn Dataset>> {
         let table = format!("data.{}", source.format());
         let reader = Reader { arrays: &*arrays, options: &options, table: table.clone() };
-        let names = match source.variables() {
-            [] if source.takes_all() => reader.likely(),
-            named => named.to_vec(),
+        let time = match source.variables() {
+            [] if source.takes_all() => reader.time_axis(&reader.likely()),
+            named => reader.time_axis(named),
         };
-        let options = ArrayOptions { time: reader.time_axis(&names), ..options.clone() };
+        let options = ArrayOptions { time, ..options.clone() };
         let reader = Reader { options: &options, ..reader };
-        let layout = reader.layout(&names, source.levels())?;
+        let (named, left_out) = match source.variables() {
+            [] if source.takes_all() => reader.on_grid(),
+            named => (named.to_vec(), Vec::new()),
+        };
+        let of_file = if source.takes_all() { reader.frames() } else { None };
+        let layout = reader.layout(&named, source.levels(), of_file)?;
         let frames = layout.times.as_ref().map_or(1, Vec::len);
         if let Some(cut) = options.cut.filter(|cut| *cut == 0 || *cut >= frames) {
             return Err(Error::Config(format!(
@@ -71,6 +77,7 @@ impl ArrayDataset {
             cut: options.cut,
             times,
             keeps_missing: source.keeps_missing(),
+            left_out,
         }))
     }
 
@@ -227,6 +234,10 @@ impl Dataset for ArrayDataset {
 
     fn variables(&self) -> &[DataVariable] {
         &self.layout.described
+    }
+
+    fn left_out(&self) -> &[String] {
+        &self.left_out
     }
 
     fn read(&self, window: &Window, samples: &[usize], variables: &[&str]) -> Result<Tensor> {

@@ -63,7 +63,9 @@ type Opened<'a> = (&'a String, String, ArrayInfo, Vec<String>);
 type Channels = (Vec<Range<usize>>, Vec<String>, Option<Levels>);
 
 impl Reader<'_> {
-    pub(super) fn layout(&self, wanted: &[String], levels: &[f64]) -> Result<Layout> {
+    /// Finds the layout of the variables of these names. `frames` are those of the file's trajectories, if the variables need not have
+    /// an axis of times themselves.
+    pub(super) fn layout(&self, wanted: &[String], levels: &[f64], frames: Option<usize>) -> Result<Layout> {
         if wanted.is_empty() {
             return Err(Error::Config(format!(
                 "data.fields (or data.inputs and data.targets) names no field; {} has {:?}; --set 'data.fields={:?}'",
@@ -82,7 +84,7 @@ impl Reader<'_> {
         let channel_axes = self.channel_axes(&opened);
         let dims = self.dims(&channel_axes, &opened)?;
         let samples = self.extent(&self.options.sample, &opened)?;
-        let frames = self.extent(&self.options.time, &opened)?;
+        let frames = self.extent(&self.options.time, &opened)?.or(frames.filter(|_| samples.is_none()));
         let first = opened[0].1.clone();
         let times = frames.map(|frames| self.times(&first, frames)).transpose()?;
         let (times, time_unit) = times.map_or((None, None), |(times, unit)| (Some(times), unit));
@@ -100,6 +102,8 @@ impl Reader<'_> {
             let is_spatial = |role: &Role| matches!(role, Role::Space(_));
             described.push(DataVariable {
                 uniform: !roles.iter().any(is_spatial),
+                is_static: (samples.is_some() || frames.is_some())
+                    && !roles.iter().any(|role| matches!(role, Role::Sample | Role::Time)),
                 name: name.clone(),
                 unit: unit.or_else(|| info.unit.clone()),
                 // They may be components of a vector: nothing says that they are not.
@@ -123,12 +127,56 @@ impl Reader<'_> {
     }
 
     /// Names of the arrays with the most axes: variables rather than coordinates.
-    pub(super) fn likely(&self) -> Vec<String> {
+    fn likely(&self) -> Vec<String> {
         let names = self.arrays.names();
         let axes = |name: &String| self.arrays.info(name).map_or(0, |info| info.shape.len());
         let axes: Vec<usize> = names.iter().map(axes).collect();
         let most = axes.iter().max();
         names.into_iter().zip(&axes).filter(|(_, axes)| Some(*axes) == most).map(|(name, _)| name).collect()
+    }
+
+    /// Names of the arrays on the grid of those with the most axes, and texts about the others that are no coordinates.
+    pub(super) fn on_grid(&self) -> (Vec<String>, Vec<String>) {
+        let (mut names, mut left_out) = (self.likely(), Vec::new());
+        let likely: Vec<(ArrayInfo, Vec<String>)> = names
+            .iter()
+            .filter_map(|name| self.variable(name).ok())
+            .map(|(_, info, axes)| (info, axes))
+            .collect();
+        let known = || likely.iter().flat_map(|(info, axes)| axes.iter().zip(&info.shape));
+        let roles = [&self.options.sample, &self.options.time, &self.options.channel];
+        for name in self.arrays.names() {
+            let is_coordinate = self.options.coordinates.values().any(|path| *path == name)
+                || known().any(|(axis, _)| name == *axis || name.ends_with(&format!("/{axis}")));
+            if names.contains(&name) || is_coordinate {
+                continue;
+            }
+            let Ok((_, info, axes)) = self.variable(&name) else {
+                let shape = self.arrays.info(&name).map(|info| info.shape).unwrap_or_default();
+                left_out.push(format!("{name} {shape:?}"));
+                continue;
+            };
+            let has = |axis: &String| axes.contains(axis);
+            let fits = axes.iter().zip(&info.shape).all(|own| known().any(|known| known == own));
+            if fits && known().all(|(axis, _)| has(axis) || roles.contains(&axis)) {
+                names.push(name);
+            } else if !roles.contains(&&name) {
+                left_out.push(format!("{name} [{}]", axes.join(", ")));
+            }
+        }
+        (names, left_out)
+    }
+
+    /// Frames of the file's trajectories, if the arrays with the most axes have times.
+    pub(super) fn frames(&self) -> Option<usize> {
+        let of = |name: &String| {
+            let (_, info, axes) = self.variable(name).ok()?;
+            axes.iter()
+                .zip(&info.shape)
+                .find(|(axis, _)| **axis == self.options.time)
+                .map(|(_, &extent)| extent)
+        };
+        self.likely().iter().find_map(of)
     }
 
     /// The array of a variable, and the names of its axes.

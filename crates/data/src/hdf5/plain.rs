@@ -9,11 +9,11 @@ use ndarray::ArrayView;
 use tch::{Device, Kind, Tensor};
 
 use super::atomic_file::AtomicFile;
-use super::layout::{check_range, check_values, hyperslab};
+use super::layout::{check_values, hyperslab};
 use super::scales::{attach_scales, make_scale};
 use super::{text, texts, write_attribute};
 use crate::calendar::TimeUnit;
-use crate::content::{CHANNEL, ChannelAxis, Content, SAMPLE, TIME};
+use crate::content::{CHANNEL, ChannelAxis, Content, SAMPLE, StoredAxes, TIME};
 use crate::grid::{DataVariable, PredictionMeta};
 use crate::{Error, Result};
 
@@ -45,10 +45,6 @@ pub(crate) enum Dialect {
 #[derive(Debug)]
 pub(crate) struct PlainWriter {
     aside: AtomicFile,
-    samples: usize,
-    /// `None` for samples without time.
-    frames: Option<usize>,
-    grid: Vec<usize>,
     /// True if NaN marks missing values.
     missing: bool,
     variables: Vec<Variable>,
@@ -57,8 +53,7 @@ pub(crate) struct PlainWriter {
 #[derive(Debug)]
 struct Variable {
     name: String,
-    channels: usize,
-    has_channel_axis: bool,
+    axes: StoredAxes,
     dataset: Dataset,
     /// Points of each channel that were written, by sample and frame.
     written: Vec<usize>,
@@ -116,18 +111,11 @@ impl PlainWriter {
         if !meta.sample_times.is_empty() {
             file.sample_times(&meta.sample_times, content.time_unit.as_ref()).map_err(failed)?;
         }
-        let grid: Vec<usize> = dims.iter().map(|dim| dim.coordinates.len()).collect();
         let variable = |variable: &DataVariable| -> Result<Variable> {
-            let (channels, channel) = (variable.channels.len(), channel(variable));
-            let has_channel_axis = channel.is_some();
-            let shape = [Some(meta.samples), frames, channel.as_ref().map(|_| channels)];
-            let shape: Vec<usize> = shape.into_iter().flatten().chain(grid.iter().copied()).collect();
-            let axes = |channel: Option<&str>| -> Vec<String> {
-                let leading = [Some(SAMPLE), frames.map(|_| TIME), channel].into_iter().flatten();
-                leading.chain(dims.iter().map(|dim| dim.name.as_str())).map(str::to_owned).collect()
-            };
-            let chunk = storage.chunk(&axes(channel.as_ref().map(|_| CHANNEL)), &shape)?;
-            let axes = axes(channel.as_deref());
+            let (own, channel) = (StoredAxes::new(content, variable), channel(variable));
+            let shape = own.shape();
+            let chunk = storage.chunk(&own.names(CHANNEL, dims), &shape)?;
+            let axes = own.names(channel.as_deref().unwrap_or(CHANNEL), dims);
             let dataset = file.variable(variable, &axes, &shape, chunk, storage.deflate).map_err(failed)?;
             if dialect == Dialect::NetCdf && !meta.sample_times.is_empty() {
                 text(&dataset, COORDINATES, TIME).map_err(failed)?;
@@ -135,11 +123,11 @@ impl PlainWriter {
             if dialect == Dialect::NetCdf && meta.missing {
                 super::number(&dataset, FILL, f32::NAN).map_err(failed)?;
             }
-            let written = vec![0; meta.samples * frames.unwrap_or(1)];
-            Ok(Variable { name: variable.name.clone(), channels, has_channel_axis, dataset, written })
+            let written = vec![0; own.all_frames()];
+            Ok(Variable { name: variable.name.clone(), axes: own, dataset, written })
         };
         let variables = variables.iter().map(variable).collect::<Result<_>>()?;
-        Ok(Self { aside, samples: meta.samples, frames, grid, missing: meta.missing, variables })
+        Ok(Self { aside, missing: meta.missing, variables })
     }
 
     /// Writes a window of consecutive frames of one variable and sample: `[frame, channel, x, …]`.
@@ -160,60 +148,37 @@ impl PlainWriter {
                 found: found(),
             });
         };
-        check_range("sample range", &(sample..sample + 1), self.samples)?;
         let of = &mut self.variables[at];
-        let given: Vec<usize> = values.size().iter().map(|&extent| extent as usize).collect();
-        let extents: Vec<usize> = points.iter().map(Range::len).collect();
-        if points.len() != self.grid.len()
-            || given.len() != points.len() + 2
-            || given[1] != of.channels
-            || given[2..] != extents
-        {
-            return Err(Error::Invalid(format!(
-                "values of shape {given:?} were given for `{variable}`: expected [frame, {}, {:?}]",
-                of.channels, self.grid
-            )));
-        }
-        for (range, &points) in points.iter().zip(&self.grid) {
-            check_range("range of points", range, points)?;
-        }
-        let all = self.frames.unwrap_or(1);
-        let frames = first..first.saturating_add(given[0]);
-        check_range("frame range", &frames, all)?;
-        if given.contains(&0) {
+        let frames = of.axes.check(variable, (sample, first), points, values)?;
+        if values.numel() == 0 {
             return Ok(());
         }
         let stored = values.f_detach()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?;
         let stored: Vec<f32> = memory::to_vec(&stored)?;
-        let time = self.frames.map(|_| frames.clone());
-        let channel = of.has_channel_axis.then_some(0..of.channels);
-        let window: Vec<Range<usize>> = [Some(sample..sample + 1), time, channel]
-            .into_iter()
-            .flatten()
-            .chain(points.iter().cloned())
-            .collect();
+        let window = of.axes.window(sample, frames.clone(), points);
         check_values(path, variable, &window, &stored, self.missing)?;
         let failed = |error| Error::hdf5(path, format!("write dataset `{variable}`"), error);
         let extents: Vec<usize> = window.iter().map(Range::len).collect();
         let view = ArrayView::from_shape(extents, &stored).map_err(|error| failed(error.into()))?;
         of.dataset.write_slice(view, hyperslab(&window)).map_err(failed)?;
         let points: usize = points.iter().map(Range::len).product();
-        let written = &mut of.written[sample * all + frames.start..sample * all + frames.end];
+        let before = sample * of.axes.frame_count();
+        let written = &mut of.written[before + frames.start..before + frames.end];
         written.iter_mut().for_each(|written| *written = written.saturating_add(points));
         Ok(())
     }
 
-    /// Points along each spatial dim.
-    pub(crate) fn grid(&self) -> &[usize] {
-        &self.grid
+    /// All points of a variable.
+    pub(crate) fn points(&self, variable: &str) -> Vec<Range<usize>> {
+        let of = self.variables.iter().find(|known| known.name == variable);
+        of.map(|of| of.axes.all_points()).unwrap_or_default()
     }
 
     /// Puts the file in its place.
     pub(crate) fn finish(self) -> Result<()> {
-        let Self { aside, frames, variables, grid, .. } = self;
-        let frames = frames.unwrap_or(1);
-        let points: usize = grid.iter().product();
+        let Self { aside, variables, .. } = self;
         for variable in &variables {
+            let (frames, points) = (variable.axes.frame_count(), variable.axes.grid().iter().product());
             if let Some(at) = variable.written.iter().position(|&written| written < points) {
                 return Err(Error::Invalid(format!(
                     "frame {} of sample {} of `{}` was not written; add it first",

@@ -53,6 +53,7 @@ pub(crate) struct Joined {
     dims: Vec<Dim>,
     variables: Vec<DataVariable>,
     default_pair: Option<[String; 2]>,
+    left_out: Vec<String>,
 }
 
 impl Joined {
@@ -100,6 +101,7 @@ impl Joined {
             time_unit: first.time_unit().cloned(),
             dims: first.dims().to_vec(),
             variables: first.variables().to_vec(),
+            left_out: first.left_out().to_vec(),
             default_pair: first.default_pair().map(|pair| pair.map(str::to_owned)),
         })
     }
@@ -178,6 +180,10 @@ impl Dataset for Joined {
 
     fn variables(&self) -> &[DataVariable] {
         &self.variables
+    }
+
+    fn left_out(&self) -> &[String] {
+        &self.left_out
     }
 
     fn default_pair(&self) -> Option<[&str; 2]> {

@@ -9,9 +9,9 @@ use isobar_torch::memory;
 use tch::{Device, Kind, Tensor};
 
 use super::header::MAGIC;
-use crate::content::{Content, TIME};
+use crate::content::{Content, StoredAxes, TIME};
 use crate::dataset::DatasetWriter;
-use crate::hdf5::layout::{check_range, check_values};
+use crate::hdf5::layout::check_values;
 use crate::runs::runs;
 use crate::unfinished::{Unfinished, check_absent};
 use crate::writers::WriterFormat;
@@ -22,10 +22,6 @@ use crate::{Error, Result, register_writer};
 struct NpyWriter {
     folder: Unfinished,
     target: PathBuf,
-    samples: usize,
-    frames: usize,
-    has_time: bool,
-    grid: Vec<usize>,
     /// True if NaN marks missing values.
     missing: bool,
     variables: Vec<Variable>,
@@ -33,8 +29,7 @@ struct NpyWriter {
 
 struct Variable {
     name: String,
-    channels: usize,
-    has_channel_axis: bool,
+    axes: StoredAxes,
     file: File,
     /// Offset of the first number, in bytes.
     start: u64,
@@ -53,12 +48,9 @@ impl WriterFormat for NpyWriter {
         content.storage.none(Self::NAME)?;
         check_absent(path)?;
         let folder = Unfinished::new(path)?;
-        let (meta, grid) = (&content.meta, content.dims.iter().map(|dim| dim.coordinates.len()));
-        let grid: Vec<usize> = grid.collect();
-        let has_time = !meta.times.is_empty();
-        let frames = meta.times.len().max(1);
+        let meta = &content.meta;
         let lines = content.dims.iter().map(|dim| (dim.name.as_str(), &dim.coordinates));
-        let times = if has_time { &meta.times } else { &meta.sample_times };
+        let times = if meta.sample_times.is_empty() { &meta.times } else { &meta.sample_times };
         let times = (!times.is_empty()).then_some((TIME, times));
         let channel_axes = content.channel_axes();
         let levels = channel_axes.iter().filter_map(|axis| Some((axis.name.as_str(), &axis.levels?.values)));
@@ -81,17 +73,13 @@ impl WriterFormat for NpyWriter {
                     "{name:?} cannot be the name of a .npy file in this folder"
                 )));
             }
-            let (channels, has_channel_axis) = (variable.channels.len(), variable.has_channel_axis());
-            let leading =
-                [Some(meta.samples), has_time.then_some(frames), has_channel_axis.then_some(channels)];
-            let shape: Vec<usize> = leading.into_iter().flatten().chain(grid.iter().copied()).collect();
+            let axes = StoredAxes::new(content, variable);
+            let shape = axes.shape();
             let (file, start) = create(folder.path(), &name, "<f4", &shape)?;
-            let written = vec![0; meta.samples.saturating_mul(frames)];
-            variables.push(Variable { name, channels, has_channel_axis, file, start, shape, written });
+            let written = vec![0; axes.all_frames()];
+            variables.push(Variable { name, axes, file, start, shape, written });
         }
-        let (target, samples) = (path.to_owned(), meta.samples);
-        let missing = meta.missing;
-        Ok(Box::new(Self { folder, target, samples, frames, has_time, grid, missing, variables }))
+        Ok(Box::new(Self { folder, target: path.to_owned(), missing: meta.missing, variables }))
     }
 }
 
@@ -118,7 +106,8 @@ fn create(folder: &Path, name: &str, dtype: &str, shape: &[usize]) -> Result<(Fi
 
 impl DatasetWriter for NpyWriter {
     fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()> {
-        let all: Vec<Range<usize>> = self.grid.iter().map(|&points| 0..points).collect();
+        let of = self.variables.iter().find(|known| known.name == variable);
+        let all = of.map(|of| of.axes.all_points()).unwrap_or_default();
         self.write_window(variable, sample, first, &all, values)
     }
 
@@ -142,31 +131,12 @@ impl DatasetWriter for NpyWriter {
                 found: found(),
             });
         };
-        let given: Vec<usize> = values.size().iter().map(|&extent| extent as usize).collect();
         let of = &mut self.variables[at];
-        let extents: Vec<usize> = points.iter().map(Range::len).collect();
-        let fits = points.len() == self.grid.len() && given.len() == points.len() + 2;
-        if !fits || given[1] != of.channels || given[2..] != extents {
-            return Err(Error::Invalid(format!(
-                "values of shape {given:?} were given for `{variable}`: expected [frame, {}, {extents:?}]",
-                of.channels
-            )));
-        }
-        let frames = first..first.saturating_add(given[0]);
-        check_range("sample range", &(sample..sample.saturating_add(1)), self.samples)?;
-        check_range("frame range", &frames, self.frames)?;
-        for (range, &points) in points.iter().zip(&self.grid) {
-            check_range("range of points", range, points)?;
-        }
-        if given.contains(&0) {
+        let frames = of.axes.check(variable, (sample, first), points, values)?;
+        if values.numel() == 0 {
             return Ok(());
         }
-        let leading = [
-            Some(sample..sample + 1),
-            self.has_time.then_some(frames.clone()),
-            of.has_channel_axis.then_some(0..of.channels),
-        ];
-        let window: Vec<Range<usize>> = leading.into_iter().flatten().chain(points.iter().cloned()).collect();
+        let window = of.axes.window(sample, frames.clone(), points);
         let stored = values.f_detach()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?;
         let stored: Vec<f32> = memory::to_vec(&stored)?;
         check_values(&self.target, variable, &window, &stored, self.missing)?;
@@ -176,20 +146,21 @@ impl DatasetWriter for NpyWriter {
             let place = of.start + place * size_of::<f32>() as u64;
             of.file.write_all_at(piece, place).map_err(|error| Error::io(&self.target, "write it", error))?;
         }
-        let points: usize = extents.iter().product();
-        let written = &mut of.written[sample * self.frames + frames.start..sample * self.frames + frames.end];
+        let points: usize = points.iter().map(Range::len).product();
+        let before = sample * of.axes.frame_count();
+        let written = &mut of.written[before + frames.start..before + frames.end];
         written.iter_mut().for_each(|written| *written = written.saturating_add(points));
         Ok(())
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
-        let points: usize = self.grid.iter().product();
         for variable in &self.variables {
+            let (frames, points) = (variable.axes.frame_count(), variable.axes.grid().iter().product());
             if let Some(at) = variable.written.iter().position(|&written| written < points) {
                 return Err(Error::Invalid(format!(
                     "frame {} of sample {} of `{}` was not written; add it first",
-                    at % self.frames,
-                    at / self.frames,
+                    at % frames,
+                    at / frames,
                     variable.name
                 )));
             }

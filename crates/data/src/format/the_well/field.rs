@@ -59,6 +59,11 @@ impl WellField {
         ends.iter().map(name).collect()
     }
 
+    /// Returns whether it is the same in all trajectories and at all times.
+    pub(super) fn is_constant(&self) -> bool {
+        self.leading() == 0
+    }
+
     /// Of trajectories, times and spatial dims, those that the dataset has; and its components.
     fn stored(&self, axes: &[Range<usize>]) -> Vec<Range<usize>> {
         let dims = axes.len() - 2;

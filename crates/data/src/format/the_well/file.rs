@@ -142,7 +142,7 @@ impl WellFile {
         &self.parameters
     }
 
-    /// Returns the file's metadata, to write a file like it.
+    /// Returns the file's metadata, to write a file like it. All of its fields vary.
     pub fn meta(&self) -> WellMeta {
         let names = self.spatial_dims.iter().zip(&self.coordinates).zip(&self.periodic);
         WellMeta {
@@ -164,6 +164,7 @@ impl WellFile {
                 .iter()
                 .filter_map(|field| Some((field.name.clone(), field.unit.clone()?)))
                 .collect(),
+            constants: Vec::new(),
         }
     }
 

@@ -41,6 +41,9 @@ pub struct WellMeta {
     pub parameters: Vec<(String, f64)>,
     /// Units of fields that have one, by the fields' names.
     pub units: Vec<(String, String)>,
+    /// Names of the fields that are the same in all trajectories and at all times: they are stored and written once, as frame 0 of
+    /// trajectory 0.
+    pub constants: Vec<String>,
 }
 
 /// A spatial dim of a [`WellMeta`].
@@ -66,6 +69,7 @@ impl Default for WellMeta {
             fields: Vec::new(),
             parameters: Vec::new(),
             units: Vec::new(),
+            constants: Vec::new(),
         }
     }
 }

@@ -67,6 +67,7 @@ impl Well {
             has_direction: field.order() > 0,
             title: None,
             uniform: false,
+            is_static: field.is_constant(),
             levels: None,
         };
         let is_wanted = |field: &&WellField| wanted.iter().any(|name| name == field.name());
@@ -199,9 +200,15 @@ impl WriterFormat for WellWriter {
         let mut fields = Vec::new();
         for variable in &content.variables {
             let count = variable.channels.len();
-            if variable.levels.is_some() {
+            let lacks = match (&variable.levels, variable.uniform) {
+                (Some(_), _) => Some("has levels"),
+                (None, true) => Some("has no spatial dims"),
+                (None, false) => None,
+            };
+            if let Some(lacks) = lacks {
                 return Err(Error::Invalid(format!(
-                    "`{}` has levels, which The Well's schema does not have; write hdf5, netcdf or zarr",
+                    "`{}` {lacks}, which fields of The Well's schema cannot; write hdf5, netcdf or zarr, or other variables \
+                     (--variables)",
                     variable.name
                 )));
             }
@@ -219,6 +226,7 @@ impl WriterFormat for WellWriter {
             coordinates: dim.coordinates.clone(),
             periodic: dim.periodic,
         };
+        let constants = content.variables.iter().filter(|variable| variable.is_static);
         let meta = WellMeta {
             name: content.meta.name.clone(),
             trajectories: content.meta.samples,
@@ -226,6 +234,7 @@ impl WriterFormat for WellWriter {
             dims: content.dims.iter().map(dim).collect(),
             fields,
             units: content.variables.iter().filter_map(unit).collect(),
+            constants: constants.map(|variable| variable.name.clone()).collect(),
             ..WellMeta::default()
         };
         let writer = Self::create(path, &meta)?;

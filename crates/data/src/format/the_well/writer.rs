@@ -65,6 +65,8 @@ pub struct WellWriter {
 struct Field {
     name: String,
     order: usize,
+    /// True if one frame is that of all trajectories and times.
+    is_constant: bool,
     dataset: Dataset,
     /// Points of each component that were written, by trajectory and frame.
     written: Vec<usize>,
@@ -124,14 +126,15 @@ impl WellWriter {
             let found = self.fields.iter().map(|field| field.name.clone()).collect();
             return Err(Error::MissingField { path: path.to_owned(), field: field.to_owned(), found });
         };
-        if trajectory >= self.trajectories {
+        let field = &mut self.fields[at];
+        let (trajectories, all) = if field.is_constant { (1, 1) } else { (self.trajectories, self.frames) };
+        if trajectory >= trajectories {
             return Err(Error::OutOfRange {
                 what: "trajectory".to_owned(),
                 asked: trajectory.to_string(),
-                available: self.trajectories,
+                available: trajectories,
             });
         }
-        let field = &mut self.fields[at];
         let dims = self.grid.len();
         let components = dims.pow(field.order as u32);
         let shape: Vec<usize> = values.size().iter().map(|&extent| extent as usize).collect();
@@ -145,7 +148,7 @@ impl WellWriter {
             )));
         }
         let frames = first..first.saturating_add(shape[0]);
-        check_range("frame range", &frames, self.frames)?;
+        check_range("frame range", &frames, all)?;
         for (range, &points) in points.iter().zip(&self.grid) {
             check_range("range of points", range, points)?;
         }
@@ -157,8 +160,10 @@ impl WellWriter {
         let order: Vec<i64> = std::iter::once(0).chain(2..dims as i64 + 2).chain([1]).collect();
         let stored = values.f_detach()?.f_permute(order)?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?;
         let stored: Vec<f32> = memory::to_vec(&stored)?;
-        let window: Vec<Range<usize>> = [trajectory..trajectory + 1, frames.clone()]
+        let leading = [trajectory..trajectory + 1, frames.clone()];
+        let window: Vec<Range<usize>> = leading
             .into_iter()
+            .filter(|_| !field.is_constant)
             .chain(points.iter().cloned())
             .chain((0..field.order).map(|_| 0..dims))
             .collect();
@@ -169,7 +174,7 @@ impl WellWriter {
         let extents: Vec<usize> = window.iter().map(Range::len).collect();
         let view = ArrayView::from_shape(extents, &stored).map_err(|error| failed(error.into()))?;
         field.dataset.write_slice(view, hyperslab(&window)).map_err(failed)?;
-        let written = trajectory * self.frames;
+        let written = trajectory * all;
         let written = &mut field.written[written + frames.start..written + frames.end];
         written.iter_mut().for_each(|written| *written = written.saturating_add(count));
         Ok(())
@@ -233,19 +238,21 @@ fn lay_out(file: &File, meta: &WellMeta) -> hdf5_metno::Result<Vec<Field>> {
         texts(&group, FIELD_NAMES, names())?;
         for name in names() {
             let dims = meta.dims.len();
-            let shape: Vec<usize> = [meta.trajectories, meta.times.len()]
+            let is_constant = meta.constants.iter().any(|constant| constant == name);
+            let leading = if is_constant { vec![] } else { vec![meta.trajectories, meta.times.len()] };
+            let written = vec![0; leading.iter().product()];
+            let shape: Vec<usize> = leading
                 .into_iter()
                 .chain(meta.dims.iter().map(|dim| dim.coordinates.len()))
                 .chain((0..order).map(|_| dims))
                 .collect();
             let dataset = plain(&group).empty::<f32>().shape(shape).create(name)?;
-            varying(&dataset, true, true)?;
+            varying(&dataset, !is_constant, !is_constant)?;
             dataset.new_attr::<bool>().shape(dims).create(DIM_VARYING)?.write_raw(&vec![true; dims])?;
             if let Some((_, unit)) = meta.units.iter().find(|(field, _)| field == name) {
                 text(&dataset, UNITS, unit)?;
             }
-            let written = vec![0; meta.trajectories * meta.times.len()];
-            fields.push(Field { name: name.to_owned(), order, dataset, written });
+            fields.push(Field { name: name.to_owned(), order, is_constant, dataset, written });
         }
     }
     Ok(fields)

@@ -19,9 +19,9 @@ use zarrs::array::{
 
 use super::codecs::LARGEST;
 use crate::boxes::{copy, extents, indices, shared, touched};
-use crate::content::{CHANNEL, Content, SAMPLE, TIME};
+use crate::content::{CHANNEL, Content, SAMPLE, StoredAxes, TIME};
 use crate::dataset::DatasetWriter;
-use crate::hdf5::layout::{check_range, check_values};
+use crate::hdf5::layout::check_values;
 use crate::hdf5::plain::{CHANNELS, COORDINATES, PERIODIC, UNITS};
 use crate::unfinished::{Unfinished, check_absent};
 use crate::writers::WriterFormat;
@@ -44,9 +44,8 @@ struct ZarrWriter {
     /// True if an earlier writer may have written chunks.
     resumes: bool,
     target: PathBuf,
-    samples: usize,
-    frames: Option<usize>,
-    grid: Vec<usize>,
+    has_times: bool,
+    dims: usize,
     /// True if NaN marks missing values.
     missing: bool,
     variables: Vec<Variable>,
@@ -57,8 +56,7 @@ struct ZarrWriter {
 
 struct Variable {
     name: String,
-    channels: usize,
-    has_channel_axis: bool,
+    axes: StoredAxes,
     shape: Vec<usize>,
     chunk: Vec<usize>,
     array: Array<()>,
@@ -114,19 +112,13 @@ impl ZarrWriter {
 
     fn plan(path: &Path, content: &Content, folder: PathBuf) -> Result<Self> {
         let Content { meta, dims, variables, storage, .. } = content;
-        let grid: Vec<usize> = dims.iter().map(|dim| dim.coordinates.len()).collect();
-        let frames = (!meta.times.is_empty()).then_some(meta.times.len());
         let mut made = Vec::new();
         for variable in variables {
-            let (name, channels) = (&variable.name, variable.channels.len());
+            let name = &variable.name;
             let channel = content.channel_axis(variable).map(|axis| axis.name);
-            let leading = [
-                Some((SAMPLE, meta.samples)),
-                frames.map(|frames| (TIME, frames)),
-                channel.as_ref().map(|axis| (axis.as_str(), channels)),
-            ];
-            let points = dims.iter().map(|dim| (dim.name.as_str(), dim.coordinates.len()));
-            let (axes, shape): (Vec<&str>, Vec<usize>) = leading.into_iter().flatten().chain(points).unzip();
+            let own = StoredAxes::new(content, variable);
+            let (axes, shape) = (own.names(channel.as_deref().unwrap_or(CHANNEL), dims), own.shape());
+            let axes: Vec<&str> = axes.iter().map(String::as_str).collect();
             let has_times = !meta.sample_times.is_empty();
             let taken = axes.contains(&name.as_str())
                 || has_times && name == TIME
@@ -167,9 +159,9 @@ impl ZarrWriter {
                      NAME=EXTENT)"
                 )));
             }
-            if let (Some(frames), None) = (frames, given(TIME)) {
+            if let (Some(at), None) = (axes.iter().position(|axis| *axis == TIME), given(TIME)) {
                 let bytes = bytes(&chunk);
-                chunk[1] = (CHUNK / bytes.max(1)).clamp(1, frames);
+                chunk[at] = (CHUNK / bytes.max(1)).clamp(1, shape[at]);
             }
             let mut attributes = Map::new();
             let mut put = |name: &str, value: &str| drop(attributes.insert(name.to_owned(), value.into()));
@@ -192,8 +184,7 @@ impl ZarrWriter {
                 None => Arc::new(ZstdCodec::new(3, false)),
             };
             let array = build(path, name, (&axes, &shape, &chunk), attributes, (false, Some(packing)))?;
-            let has_channel_axis = channel.is_some();
-            made.push(Variable { name: name.clone(), channels, has_channel_axis, shape, chunk, array });
+            made.push(Variable { name: name.clone(), axes: own, shape, chunk, array });
         }
         let (own, open, root) = (None, BTreeMap::new(), Value::Null);
         Ok(Self {
@@ -201,10 +192,9 @@ impl ZarrWriter {
             own,
             resumes: false,
             target: path.to_owned(),
-            samples: meta.samples,
             missing: meta.missing,
-            frames,
-            grid,
+            has_times: !meta.times.is_empty(),
+            dims: dims.len(),
             variables: made,
             open,
             root,
@@ -256,7 +246,7 @@ impl ZarrWriter {
             ("calendar", unit.and_then(|unit| unit.calendar.as_deref())),
             ("standard_name", unit.map(|_| TIME)),
         ]);
-        if self.frames.is_some() {
+        if self.has_times {
             let _ = nodes.insert(TIME.to_owned(), line(TIME, &meta.times, of_time)?);
         } else if !meta.sample_times.is_empty() {
             let _ = nodes.insert(TIME.to_owned(), along(SAMPLE, TIME, &meta.sample_times, of_time)?);
@@ -362,7 +352,8 @@ fn build(
 
 impl DatasetWriter for ZarrWriter {
     fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()> {
-        let all: Vec<Range<usize>> = self.grid.iter().map(|&points| 0..points).collect();
+        let of = self.variables.iter().find(|known| known.name == variable);
+        let all = of.map(|of| of.axes.all_points()).unwrap_or_default();
         self.write_window(variable, sample, first, &all, values)
     }
 
@@ -379,8 +370,10 @@ impl DatasetWriter for ZarrWriter {
     }
 
     fn tile(&self) -> Option<Vec<usize>> {
-        let of = |variable: &Variable| variable.chunk[variable.chunk.len() - self.grid.len()..].to_vec();
-        self.variables.first().map(of)
+        let of = |variable: &Variable| {
+            Some(variable.chunk[variable.chunk.len().checked_sub(self.dims)?..].to_vec())
+        };
+        self.variables.first().and_then(of)
     }
 
     fn write_window(
@@ -396,33 +389,11 @@ impl DatasetWriter for ZarrWriter {
             return Err(Error::MissingField { path: self.target.clone(), field: variable.to_owned(), found });
         };
         let of = &self.variables[at];
-        let given: Vec<usize> = values.size().iter().map(|&extent| extent as usize).collect();
-        let own = extents(points);
-        if points.len() != self.grid.len()
-            || given.len() != points.len() + 2
-            || given[1] != of.channels
-            || given[2..] != own
-        {
-            return Err(Error::Invalid(format!(
-                "values of shape {given:?} were given for `{variable}`: expected [frame, {}, {own:?}]",
-                of.channels
-            )));
-        }
-        let frames = first..first.saturating_add(given[0]);
-        check_range("sample range", &(sample..sample.saturating_add(1)), self.samples)?;
-        check_range("frame range", &frames, self.frames.unwrap_or(1))?;
-        for (range, &points) in points.iter().zip(&self.grid) {
-            check_range("range of points", range, points)?;
-        }
-        if given.contains(&0) {
+        let frames = of.axes.check(variable, (sample, first), points, values)?;
+        if values.numel() == 0 {
             return Ok(());
         }
-        let leading = [
-            Some(sample..sample + 1),
-            self.frames.map(|_| frames),
-            of.has_channel_axis.then_some(0..of.channels),
-        ];
-        let window: Vec<Range<usize>> = leading.into_iter().flatten().chain(points.iter().cloned()).collect();
+        let window = of.axes.window(sample, frames, points);
         let stored = values.f_detach()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?;
         let stored: Vec<f32> = memory::to_vec(&stored)?;
         check_values(&self.target, variable, &window, &stored, self.missing)?;
@@ -454,13 +425,7 @@ impl DatasetWriter for ZarrWriter {
 
     fn is_written(&self, variable: &str, sample: usize, frames: Range<usize>) -> bool {
         let Some(of) = self.variables.iter().find(|known| known.name == variable) else { return false };
-        let leading = [
-            Some(sample..sample + 1),
-            self.frames.map(|_| frames),
-            of.has_channel_axis.then_some(0..of.channels),
-        ];
-        let points = self.grid.iter().map(|&points| 0..points);
-        let window: Vec<Range<usize>> = leading.into_iter().flatten().chain(points).collect();
+        let window = of.axes.window(sample, frames, &of.axes.all_points());
         self.resumes
             && indices(&touched(&window, &of.chunk)).all(|index| self.folder.join(key(of, &index)).exists())
     }

@@ -1,10 +1,14 @@
 //! Content and storage of data sets to write.
 
+mod axes;
+
 use std::collections::BTreeMap;
 
 use crate::calendar::TimeUnit;
 use crate::grid::{DataVariable, Dim, Levels, PredictionMeta};
 use crate::{Error, Result};
+
+pub(crate) use self::axes::StoredAxes;
 
 /// Content of a data set to write, except its values.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,10 +38,14 @@ pub struct Storage {
 impl Content {
     /// Returns the bytes of all values in float32.
     pub fn bytes(&self) -> u64 {
-        let channels = self.variables.iter().map(|variable| variable.channels.len()).sum::<usize>();
-        let points = self.dims.iter().map(|dim| dim.coordinates.len());
-        let extents = [self.meta.samples, self.meta.times.len().max(1), channels, size_of::<f32>()];
-        extents.into_iter().chain(points).fold(1, |bytes, extent| bytes.saturating_mul(extent as u64))
+        let bytes = |variable: &DataVariable| {
+            let shape = StoredAxes::new(self, variable).shape();
+            shape
+                .into_iter()
+                .chain([size_of::<f32>()])
+                .fold(1, |bytes: u64, extent| bytes.saturating_mul(extent as u64))
+        };
+        self.variables.iter().map(bytes).fold(0, u64::saturating_add)
     }
 }
 
