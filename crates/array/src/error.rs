@@ -9,7 +9,7 @@ use tch::{TchError, Tensor};
 #[non_exhaustive]
 pub enum Error {
     /// An operator of libtorch refused its arguments.
-    #[error("{op} of {shapes} failed: {source}")]
+    #[error("{} failed: {source}", operation(op, shapes))]
     Operator {
         /// The operator's name.
         op: &'static str,
@@ -71,6 +71,10 @@ fn meant(name: &str, known: &[String]) -> String {
         Some(near) => format!("; did you mean \"{near}\"?"),
         None => String::new(),
     }
+}
+
+fn operation(op: &str, shapes: &str) -> String {
+    if shapes.is_empty() { op.to_owned() } else { format!("{op} of {shapes}") }
 }
 
 fn list(names: &[String]) -> String {

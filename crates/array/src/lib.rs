@@ -34,6 +34,7 @@ macro_rules! args {
 pub use inventory;
 
 mod array;
+mod dtypes;
 mod error;
 pub mod periodic;
 mod precision;
@@ -61,6 +62,7 @@ pub mod kernel {
         as_complex, broadcast_to, check_picks, from_rows, number, points_like, resolve, rows_at,
         tile_boundaries,
     };
+    pub use crate::dtypes::{check_dtypes, check_number, least};
     pub use crate::error::{argument, named, refuse};
     pub use crate::precision::{Inside, full, full_kind, lowered, product_kind};
     #[doc(hidden)]

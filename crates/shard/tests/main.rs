@@ -4,6 +4,7 @@ mod adjoints;
 mod attention;
 mod checkpoint;
 mod common;
+mod dtypes;
 mod edges;
 mod fourier;
 mod fourier_gradients;

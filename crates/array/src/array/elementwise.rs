@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use super::by_name::one;
 use super::{Array, Attrs, named, number};
+use crate::dtypes::{check_dtypes, check_number, is_floating};
 use crate::error::Result;
 
 /// A function of one number.
@@ -430,7 +431,16 @@ pub trait Elementwise: Sized {
 impl Elementwise for Tensor {
     fn unary(&self, function: Unary) -> Result<Self> {
         use Unary::*;
-        let x = self;
+        let (x, name, kind) = (self, function.name(), self.kind());
+        check_dtypes(name, [("input", kind)], Tensor::device(self))?;
+        let numbers = match function {
+            Threshold { threshold, value } => [threshold, value],
+            // Of integers, libtorch computes these in a floating dtype.
+            Clamp { min, max } if is_floating(kind) => [min, max],
+            Softshrink(lambda) if is_floating(kind) => [-lambda, lambda],
+            _ => [0.0; 2],
+        };
+        numbers.into_iter().try_for_each(|number| check_number(name, number, kind))?;
         let result = match function {
             Neg => x.f_neg(),
             Abs => x.f_abs(),
@@ -463,7 +473,7 @@ impl Elementwise for Tensor {
             MulScalar(c) => x.f_mul_scalar(c),
             PowScalar(c) => x.f_pow_tensor_scalar(c),
         };
-        named(function.name(), &[self], result)
+        named(name, &[self], result)
     }
 
     fn binary(&self, function: Binary, other: &Self) -> Result<Self> {
@@ -500,6 +510,8 @@ impl Elementwise for Tensor {
     }
 
     fn masked_fill(&self, mask: &Self, value: f64) -> Result<Self> {
+        check_dtypes("masked_fill", [("input", self.kind()), ("mask", mask.kind())], Tensor::device(self))?;
+        check_number("masked_fill", value, self.kind())?;
         named("masked_fill", &[self, mask], self.f_masked_fill(mask, value))
     }
 }

@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use super::by_name::{one, two, with};
 use super::{Array, argument, named};
+use crate::dtypes::check_dtypes;
 use crate::error::Result;
 use crate::precision::full;
 use crate::windowed::{
@@ -272,6 +273,7 @@ impl Windowed for Tensor {
     fn conv(&self, weight: &Self, bias: Option<&Self>, conv: &Conv) -> Result<Self> {
         const OP: &str = "conv";
         let spatial = spatial_dims(OP, &self.size(), &weight.size())?;
+        check_operands(spatial_name(["conv1d", "conv2d", "conv3d"], spatial), self, weight, bias)?;
         if self.dim() == spatial + 1 {
             let batch = named(OP, &[self], self.f_unsqueeze(0))?;
             let y = Windowed::conv(&batch, weight, bias, conv)?;
@@ -301,6 +303,8 @@ impl Windowed for Tensor {
     ) -> Result<Self> {
         const OP: &str = "conv_transpose";
         let spatial = spatial_dims(OP, &self.size(), &weight.size())?;
+        let names = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"];
+        check_operands(spatial_name(names, spatial), self, weight, bias)?;
         if self.dim() == spatial + 1 {
             let batch = named(OP, &[self], self.f_unsqueeze(0))?;
             let y = Windowed::conv_transpose(&batch, weight, bias, conv, output_padding)?;
@@ -371,4 +375,10 @@ impl Windowed for Tensor {
             full(self).and_then(|x| x.f_batch_norm(weight, bias, mean, var, training, momentum, eps, true));
         named(OP, &[self], y)
     }
+}
+
+/// Refuses operands of a convolution whose dtypes differ: libtorch lets some biases pass, but not with every algorithm.
+fn check_operands(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+    let tensors = [("input", x), ("weight", weight)].into_iter().chain(bias.map(|bias| ("bias", bias)));
+    check_dtypes(op, tensors.map(|(name, tensor)| (name, tensor.kind())), Tensor::device(x))
 }

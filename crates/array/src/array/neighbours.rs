@@ -4,6 +4,7 @@ use tch::{Kind, TchError, Tensor};
 
 use super::by_name::{call, one, two};
 use super::{Array, named, refuse};
+use crate::dtypes::check_dtypes;
 use crate::error::Result;
 
 /// Distances and neighbours of points `[n, features]`. Indices are of dtype `Int64`.
@@ -96,7 +97,15 @@ pub trait Neighbours: Sized {
 
 /// Distances from differences, so that close points keep their digits.
 fn distances(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor, TchError> {
-    Tensor::f_cdist(a, b, p, 2)
+    let kind = a.kind();
+    match kind {
+        // libtorch lacks these two.
+        Kind::Half | Kind::BFloat16 => {
+            let wide = |x: &Tensor| x.f_to_kind(Kind::Float);
+            Tensor::f_cdist(&wide(a)?, &wide(b)?, p, 2)?.f_to_kind(kind)
+        }
+        _ => Tensor::f_cdist(a, b, p, 2),
+    }
 }
 
 /// Checks the shapes of points and queries.
@@ -129,6 +138,7 @@ fn check_radius(radius: f64) -> Result<()> {
 
 impl Neighbours for Tensor {
     fn cdist(a: &Self, b: &Self, p: f64) -> Result<Self> {
+        check_dtypes("cdist", [("a", a.kind()), ("b", b.kind())], Tensor::device(a))?;
         named("cdist", &[a, b], distances(a, b, p))
     }
 

@@ -4,6 +4,7 @@ use tch::{Reduction as TorchReduction, Tensor};
 
 use super::by_name::one;
 use super::{Array, Unary, argument, named, resolve};
+use crate::dtypes::check_dtypes;
 use crate::error::Result;
 
 /// A statistic of many numbers, with its options.
@@ -203,6 +204,7 @@ pub trait Reduce: Sized {
             let reason = format!("input {shape:?} and target {target_shape:?} differ in shape");
             return Err(argument("mse_loss", reason));
         }
+        check_dtypes("mse_loss", [("input", self.kind()), ("target", target.kind())], self.device())?;
         self.sub(target)?.unary(Unary::Square)?.statistic(Statistic::Mean, &[], false)
     }
 
@@ -237,6 +239,7 @@ pub trait Reduce: Sized {
 
 impl Reduce for Tensor {
     fn statistic(&self, statistic: Statistic, dims: &[i64], keepdim: bool) -> Result<Self> {
+        check_dtypes(statistic.name(), [("input", self.kind())], Tensor::device(self))?;
         let count = self.dim();
         let dims: Vec<i64> = if dims.is_empty() {
             (0..count as i64).collect()

@@ -16,8 +16,8 @@ pub fn compute_split_shapes(size: i64, parts: usize) -> Vec<i64> {
     if count == 0 {
         return Vec::new();
     }
-    let mut part = (size + count - 1) / count;
-    if size - part * (count - 1) <= 0 {
+    let mut part = ceiling(size, count);
+    if size.saturating_sub(part.saturating_mul(count - 1)) <= 0 {
         part = size / count;
     }
     let mut sizes = vec![part; parts];
@@ -34,8 +34,13 @@ pub fn compute_split_shapes(size: i64, parts: usize) -> Vec<i64> {
 /// ```
 pub fn chunk(size: i64, parts: usize) -> Vec<i64> {
     let (size, count) = (size.max(0), parts.max(1) as i64);
-    let part = (size + count - 1) / count;
-    (0..parts as i64).map(|i| (size - i * part).clamp(0, part)).collect()
+    let part = ceiling(size, count);
+    (0..parts as i64).map(|i| size.saturating_sub(i.saturating_mul(part)).clamp(0, part)).collect()
+}
+
+/// Returns `size / count`, rounded up, of any size.
+fn ceiling(size: i64, count: i64) -> i64 {
+    size / count + i64::from(size % count != 0)
 }
 
 /// Parts that differ by at most one, the larger ones first.
@@ -74,6 +79,14 @@ mod tests {
                 prop_assert_eq!(sizes.len(), parts);
                 prop_assert_eq!(sizes.iter().sum::<i64>(), size);
                 prop_assert!(sizes.iter().all(|&s| s >= 0));
+            }
+        }
+
+        #[test]
+        fn every_rule_covers_an_extent_of_any_size(less in 0i64..20, parts in 1usize..17) {
+            for rule in [compute_split_shapes, chunk, balanced] {
+                let sizes = rule(i64::MAX - less, parts);
+                prop_assert_eq!(sizes.iter().sum::<i64>(), i64::MAX - less);
             }
         }
     }

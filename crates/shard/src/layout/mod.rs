@@ -110,7 +110,12 @@ impl Layout {
             dims[dim] = whole.split(axis, mesh_shape[axis], sizes, factor);
         }
         if let Sizes::Explicit(tables) = sizes {
-            for (dim, table) in tables {
+            for (index, (dim, table)) in tables.iter().enumerate() {
+                if tables[..index].iter().any(|(other, _)| other == dim) {
+                    return Err(refuse(format!(
+                        "sizes are given twice for dim {dim}; expected one table a dim"
+                    )));
+                }
                 let Some(split) = dims.get_mut(*dim) else {
                     return Err(refuse(format!("sizes are given for dim {dim}, which does not exist")));
                 };

@@ -12,7 +12,8 @@ pub enum Sizes {
     /// Parts that differ by at most one, the longer ones first.
     Balanced,
     /// For each of these dims, the extents of all parts in order: one for each rank along the axis that shards it, or, where
-    /// several do, for each combination of their coordinates, the last axis fastest. Other dims as `Chunk`.
+    /// several do, for each combination of their coordinates, the last axis fastest. A dim that no axis shards has one part. At
+    /// most one table a dim; other dims as `Chunk`.
     Explicit(Vec<(usize, Vec<i64>)>),
     /// As the ranks' local tensors are: found out by one exchange. Not of a `StridedShard`, whose pieces follow a rule.
     Infer,

@@ -11,7 +11,7 @@ use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
 use crate::promote::{Operand, operand, promote_optional};
-use crate::rules::{Footprint, is_anything_registered};
+use crate::rules::{Footprint, check_dtypes, is_anything_registered};
 use crate::tensor::{ShardTensor, same_mesh};
 
 /// A factor of a product, or what is added to it; each of its dims under a label.
@@ -137,6 +137,7 @@ impl ShardTensor {
         let [out, features] = weight.shape() else {
             return rule(OP, &[self, weight], || refuse(OP, "weight must be [out, in]"));
         };
+        let inputs: Vec<&Self> = [self, weight].into_iter().chain(bias).collect();
         let last = self.ndim().checked_sub(1);
         if out == features
             && bias.is_none_or(|bias| bias.layout().is_replicated())
@@ -149,13 +150,13 @@ impl ShardTensor {
             && !is_anything_registered()
             && weight.watched().is_none()
             && bias.is_none_or(|bias| bias.watched().is_none())
+            && check_dtypes(OP, &inputs).is_ok()
         {
             let y = self.local().f_linear(weight.local(), bias.map(Self::local));
             if let Ok(y) = y {
                 return Ok(Self::new(y, self.layout().clone()));
             }
         }
-        let inputs: Vec<&Self> = [self, weight].into_iter().chain(bias).collect();
         operator(OP, &inputs, args!(), || {
             if self.ndim() == 0 || self.shape().last() != Some(features) {
                 let reason = format!("the last dim of {:?} is not the {features} features", self.shape());

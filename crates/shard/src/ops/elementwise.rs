@@ -1,5 +1,6 @@
 //! Functions of each element.
 
+use isobar_array::kernel::check_number;
 use isobar_array::{Binary, Comparison, Convert, Elementwise, Unary};
 use isobar_collectives::ReduceOp;
 use tch::{Device, Kind, Scalar, Tensor};
@@ -155,6 +156,7 @@ impl ShardTensor {
         let (mask, value) = (&*mask.promote("masked_fill", self)?, value.into());
         let number = f64::from(&value);
         operator("masked_fill", &[self, mask], args!("value": isobar_array::kernel::number(number)), || {
+            check_number("masked_fill", number, self.kind())?;
             let (layout, locals) = align("masked_fill", &[self, mask])?;
             Ok(Self::new(torch("masked_fill", locals[0].f_masked_fill(&locals[1], value))?, layout))
         })

@@ -57,7 +57,10 @@ fn replaced_or<T: Outputs>(
 ) -> Result<T> {
     match rules::replacement(op, inputs, args) {
         Some(outputs) => T::from_outputs(op, outputs?),
-        None => rule(op, inputs, run),
+        None => {
+            rules::check_dtypes(op, inputs)?;
+            rule(op, inputs, run)
+        }
     }
 }
 

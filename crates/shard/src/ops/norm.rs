@@ -39,7 +39,11 @@ impl ShardTensor {
                 let Some(first) =
                     first.filter(|&first| &self.shape()[first..] == normalized && !normalized.is_empty())
                 else {
-                    return refuse(OP, format!("{:?} does not end in {normalized:?}", self.shape()));
+                    let shape = self.shape();
+                    return refuse(
+                        OP,
+                        format!("normalized_shape is {normalized:?}; expected the last extents of {shape:?}"),
+                    );
                 };
                 same_mesh(OP, &inputs(self, weight, bias))?;
                 let x = in_full(&self.resolved()?)?;
@@ -86,7 +90,9 @@ impl ShardTensor {
             args!("has_weight": weight.is_some(), "has_bias": bias.is_some(), "num_groups": groups, "eps": eps),
             || {
                 if self.ndim() < 2 || groups < 1 || self.shape()[1] % groups != 0 {
-                    return refuse(OP, format!("{groups} groups of the channels of {:?}", self.shape()));
+                    let reason =
+                        "expected [batch, channel, …] and a number of groups that divides the channels";
+                    return refuse(OP, format!("{groups} groups of {:?}; {reason}", self.shape()));
                 }
                 let x = in_full(&self.resolved()?)?;
                 let shape = x.shape().to_vec();
@@ -228,14 +234,17 @@ fn in_full(x: &ShardTensor) -> Result<ShardTensor> {
 }
 
 fn affine(x: ShardTensor, weight: Option<&ShardTensor>, bias: Option<&ShardTensor>) -> Result<ShardTensor> {
+    let kind = x.kind();
     let scaled = match weight {
         Some(weight) => x.mul(weight)?,
         None => x,
     };
-    match bias {
-        Some(bias) => scaled.add(bias),
-        None => Ok(scaled),
-    }
+    let y = match bias {
+        Some(bias) => scaled.add(bias)?,
+        None => scaled,
+    };
+    // Of 16 bits beside parameters of Float.
+    if y.kind() == kind { Ok(y) } else { y.to_kind(kind) }
 }
 
 /// A vector of channels as `[1, channel, 1, …]`.

@@ -27,7 +27,7 @@ pub use named::{register_sharded_op, registered_sharded_ops};
 pub use operator::{IntoTensors, Tensors};
 pub use operator::{Operator, operators};
 pub(crate) use operator::{assert_arguments, built_in, is_first_call};
-pub(crate) use rule::{Outputs, rule};
+pub(crate) use rule::{Outputs, check_dtypes, rule};
 pub use sharding::{Sharding, Shardings, register_sharding};
 pub use traffic::{Indexing, Traffic};
 

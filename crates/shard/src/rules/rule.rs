@@ -1,7 +1,8 @@
 //! Execution of a rule, and the outputs of an operator.
 
-use isobar_array::kernel::Inside;
+use isobar_array::kernel::{self, Inside};
 
+use super::built_in;
 use crate::error::{Error, Result};
 use crate::tensor::{ShardTensor, Use};
 
@@ -85,10 +86,23 @@ pub(crate) fn rule<T: Outputs>(
     done.map_err(|source| match source {
         // The innermost operator tells.
         inner @ (Error::Sharded { .. } | Error::HiddenCommunication { .. }) => inner,
-        source => Error::Sharded {
-            op: op.to_owned(),
-            layouts: inputs.iter().map(|input| input.to_string()).collect(),
-            source: Box::new(source),
-        },
+        source => failed(op, inputs, source),
     })
+}
+
+/// Refuses dtypes that the built-in operator does not take, before anything is computed or exchanged.
+pub(crate) fn check_dtypes(op: &str, inputs: &[&ShardTensor]) -> Result<()> {
+    let (Some(operator), Some(first)) = (built_in(op), inputs.first()) else { return Ok(()) };
+    let names = operator.tensors().iter().copied().chain(std::iter::repeat("an operand"));
+    let tensors = names.zip(inputs.iter().map(|input| input.kind()));
+    kernel::check_dtypes(operator.name(), tensors, first.device())
+        .map_err(|source| failed(op, inputs, source.into()))
+}
+
+fn failed(op: &str, inputs: &[&ShardTensor], source: Error) -> Error {
+    Error::Sharded {
+        op: op.to_owned(),
+        layouts: inputs.iter().map(|input| input.to_string()).collect(),
+        source: Box::new(source),
+    }
 }

@@ -232,7 +232,7 @@ impl ShardTensor {
         let group = mesh.group_along(&axes)?;
         let ranks = mesh.ranks();
         let Some(root) = ranks.get(src).and_then(|rank| group.ranks().iter().position(|r| r == rank)) else {
-            return Err(argument(format!("the source {src} is not a rank of {mesh}")));
+            return Err(argument("scatter", format!("the source {src} is not a rank of {mesh}")));
         };
         let is_source = group.rank() == root;
         let mine = match (is_source, whole) {
@@ -247,12 +247,16 @@ impl ShardTensor {
         let numbers: Vec<i64> =
             received.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap_or_default())).collect();
         let Some((&kind, shape)) = numbers.split_first() else {
-            return Err(argument(format!("rank {src} of {mesh}, the source, gave no tensor")));
+            return Err(argument("scatter", format!("rank {src} of {mesh}, the source, gave no tensor")));
         };
-        let kind = kind_of(kind).ok_or_else(|| argument(format!("dtype number {kind} is unknown")))?;
+        let kind =
+            kind_of(kind).ok_or_else(|| argument("scatter", format!("dtype number {kind} is unknown")))?;
         let layout = Layout::new(mesh, placements, shape, sizes)?;
         if layout.is_partial() {
-            return Err(argument(format!("the layout {layout} is partial; expected shards and replicas")));
+            return Err(argument(
+                "scatter",
+                format!("the layout {layout} is partial; expected shards and replicas"),
+            ));
         }
         let device = whole.map_or(Device::Cpu, Tensor::device);
         let parts = parts_from(&layout, root, is_source)?;
@@ -476,10 +480,10 @@ fn explicit_shape(local: &Tensor, placements: &[Placement], sizes: &Sizes) -> Ve
 fn infer(local: &Tensor, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Layout> {
     let axes: Vec<usize> = (0..mesh.ndim()).collect();
     if placements.len() != axes.len() {
-        return Err(argument(format!(
-            "{} placements on {mesh}; expected one for each axis",
-            placements.len()
-        )));
+        return Err(argument(
+            "from_local",
+            format!("{} placements on {mesh}; expected one for each axis", placements.len()),
+        ));
     }
     let group = mesh.group_along(&axes)?;
     let mine: Vec<u8> = local.size().into_iter().flat_map(i64::to_le_bytes).collect();
@@ -493,10 +497,13 @@ fn infer(local: &Tensor, mesh: &DeviceMesh, placements: &[Placement]) -> Result<
     let mesh_shape = mesh.shape();
     let dims = shapes[0].len();
     if let Some(other) = shapes.iter().position(|shape| shape.len() != dims) {
-        return Err(argument(format!(
-            "ranks hold parts of different numbers of dims: rank 0 of the mesh {:?}, rank {other} {:?}",
-            shapes[0], shapes[other]
-        )));
+        return Err(argument(
+            "from_local",
+            format!(
+                "ranks hold parts of different numbers of dims: rank 0 of the mesh {:?}, rank {other} {:?}",
+                shapes[0], shapes[other]
+            ),
+        ));
     }
     let mut tables = Vec::new();
     let mut shape = shapes[0].clone();
@@ -512,11 +519,14 @@ fn infer(local: &Tensor, mesh: &DeviceMesh, placements: &[Placement]) -> Result<
                 None => table[part] = Some(part_shape[dim]),
                 Some(extent) if extent == part_shape[dim] => {}
                 Some(extent) => {
-                    return Err(argument(format!(
-                        "rank {index} of the mesh holds {part_shape:?}, where others of the same part have extent {extent} \
+                    return Err(argument(
+                        "from_local",
+                        format!(
+                            "rank {index} of the mesh holds {part_shape:?}, where others of the same part have extent {extent} \
                          along dim {dim}; placements {}",
-                        crate::layout::listed(placements)
-                    )));
+                            crate::layout::listed(placements)
+                        ),
+                    ));
                 }
             }
         }
@@ -543,8 +553,8 @@ fn misfit(local: &Tensor, layout: &Layout) -> Error {
     }
 }
 
-fn argument(reason: String) -> Error {
-    Error::from(isobar_array::Error::Argument { op: "scatter", reason })
+fn argument(op: &'static str, reason: String) -> Error {
+    crate::dense::argument(op, reason)
 }
 
 fn failed(op: &'static str, source: tch::TchError) -> Error {

@@ -4,7 +4,7 @@ use tch::Tensor;
 
 use super::route::{Owners, Route};
 use super::{is_free, propagate_error, replaced, split_of_indices};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::layout::Dim;
 use crate::ops::{operator, refuse, resolve, torch};
 use crate::promote::Operand;
@@ -106,7 +106,13 @@ impl ShardTensor {
         operator(OP, &[indices, self], args!(), || {
             let &[_, features] = self.shape() else { return refuse(OP, "expected a table of two dims") };
             let shape = [indices.shape(), &[features]].concat();
-            self.index_select(0, &indices.resolved()?.reshape(&[-1])?)?.reshape(&shape)
+            let rows = self.index_select(0, &indices.resolved()?.reshape(&[-1])?);
+            // The operator that was called tells.
+            let rows = rows.map_err(|error| match error {
+                Error::Sharded { source, .. } => *source,
+                error => error,
+            });
+            rows?.reshape(&shape)
         })
     }
 }

@@ -28,6 +28,7 @@ pub(in crate::ops) struct Owners {
     ranks: Vec<i64>,
     /// The number of this rank's part.
     own: usize,
+    dim: usize,
     starts: Vec<i64>,
     pub(in crate::ops) sizes: Vec<i64>,
 }
@@ -42,6 +43,12 @@ pub(super) struct Located {
     pub(super) extent: Tensor,
     /// Number of indices out of range.
     bad: i64,
+    /// One of them, or 0.
+    example: i64,
+    /// Extent of the dim.
+    whole: i64,
+    /// The dim.
+    dim: usize,
 }
 
 impl Owners {
@@ -66,7 +73,7 @@ impl Owners {
         let own = index_of(&split.axes.iter().map(|&axis| own[axis]).collect::<Vec<_>>(), &extents);
         let boundaries = split.boundaries();
         let starts = boundaries[..boundaries.len() - 1].to_vec();
-        Ok(Self { group, ranks, own, starts, sizes: split.sizes() })
+        Ok(Self { group, ranks, own, dim, starts, sizes: split.sizes() })
     }
 
     /// The rank in the group that has the part of that number.
@@ -87,6 +94,10 @@ impl Owners {
         let extent = ends.last().copied().unwrap_or(0);
         let outside = indices.f_lt(0)?.f_logical_or(&indices.f_ge(extent)?)?;
         let bad = outside.f_sum(Kind::Int64)?.f_int64_value(&[])?;
+        let example = match bad {
+            0 => 0,
+            _ => indices.f_masked_select(&outside)?.f_int64_value(&[0])?,
+        };
         let safe = indices.f_masked_fill(&outside, 0)?;
         let part =
             safe.f_bucketize(&on_device(&ends)?, false, true)?.f_clamp_max((ends.len() as i64 - 1).max(0))?;
@@ -96,6 +107,9 @@ impl Owners {
             place: safe.f_sub(&look_up(&self.starts)?)?,
             extent: look_up(&self.sizes)?,
             bad,
+            example,
+            whole: extent,
+            dim: self.dim,
         })
     }
 }
@@ -113,18 +127,29 @@ impl Route {
         let counts = torch(op, owner.f_bincount(None::<Tensor>, ranks))?;
         let counts: Vec<i64> =
             Vec::try_from(&counts).map_err(|e: TchError| crate::dense::argument(op, e.to_string()))?;
-        let mine: Vec<u8> = [found.bad].iter().chain(&counts).flat_map(|n| n.to_le_bytes()).collect();
+        let mine: Vec<u8> =
+            [found.bad, found.example].iter().chain(&counts).flat_map(|n| n.to_le_bytes()).collect();
         let gathered = group.all_gather_bytes(&mine)?;
         let numbers = |bytes: &Vec<u8>| -> Vec<i64> {
             bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap_or_default())).collect()
         };
         let gathered: Vec<Vec<i64>> = gathered.iter().map(numbers).collect();
         if let Some(rank) = gathered.iter().position(|row| row.first() != Some(&0)) {
-            let bad = gathered[rank].first().copied().unwrap_or(0);
-            return refuse(op, format!("{bad} indices of rank {rank} of {group:?} are out of range"));
+            let (bad, example) = match gathered[rank][..] {
+                [bad, example, ..] => (bad, example),
+                _ => (0, 0),
+            };
+            let (whole, dim) = (found.whole, found.dim);
+            return refuse(
+                op,
+                format!(
+                    "index {example} is out of range for dim {dim} of extent {whole} ({bad} such indices on rank {rank} of \
+                     the {ranks} that share the dim)"
+                ),
+            );
         }
         // sizes[r][q] is what q asks of r.
-        let asked = |q: usize, r: usize| gathered[q].get(r + 1).copied().unwrap_or(0);
+        let asked = |q: usize, r: usize| gathered[q].get(r + 2).copied().unwrap_or(0);
         let all = 0..group.size();
         let sizes: Vec<Vec<i64>> = all.clone().map(|r| all.clone().map(|q| asked(q, r)).collect()).collect();
         let of_me = sizes[group.rank()].clone();

@@ -163,6 +163,15 @@ impl ShardTensor {
                         over.done(named(op, &[local], local.f_logsumexp(dims, true))?)
                     }
                     Statistic::LogSumExp => {
+                        if matches!(x.kind(), Kind::ComplexFloat | Kind::ComplexDouble) {
+                            let kind = x.kind();
+                            return refuse(
+                                op,
+                                format!(
+                                    "input is of dtype {kind:?}, split along {dims:?}; expected a real dtype, or these dims unsplit"
+                                ),
+                            );
+                        }
                         let group = x.layout().group_along(&over.axes)?;
                         let most = extreme::extreme(op, &x.detach(), &over, true)?;
                         // A row of −∞ alone has nothing to be taken about.
@@ -170,7 +179,9 @@ impl ShardTensor {
                             op,
                             most.f_isfinite().and_then(|finite| most.f_where_scalarother(&finite, 0.0)),
                         )?;
-                        let terms = torch(op, local.f_sub(&shift).and_then(|x| x.f_exp()))?;
+                        // (`Bool` has no difference.)
+                        let terms = local.f_to_kind(shift.kind()).and_then(|x| x.f_sub(&shift)?.f_exp());
+                        let terms = torch(op, terms)?;
                         let own = torch(op, terms.f_sum_dim_intlist(dims, true, None))?;
                         let sum = reduce_from_parallel_region(&own, &group)?;
                         over.done(torch(op, sum.f_log().and_then(|log| log.f_add(&shift)))?)

@@ -1,7 +1,7 @@
 //! Padding, rolling, flipping, unfolding.
 
 use isobar_array::PadMode;
-use isobar_array::kernel::{Around, WindowGeometry, number};
+use isobar_array::kernel::{Around, WindowGeometry, check_number, number};
 
 use super::{Windowed, border, part_of};
 use crate::dense::named;
@@ -27,6 +27,7 @@ impl ShardTensor {
     pub fn pad_mode(&self, pairs: &[i64], mode: PadMode, value: f64) -> Result<Self> {
         operator(OP, &[self], args!("pad": pairs, "mode": mode.name(), "value": number(value)), || {
             let borders = mode.borders(self.shape(), pairs)?;
+            check_number(OP, value, self.kind())?;
             let x = self.resolved()?.consecutive()?;
             let layout = x.layout();
             let mut windows = Windows::own(layout);

@@ -2,7 +2,7 @@
 
 use isobar_array::Pool;
 use isobar_array::kernel::{
-    WindowGeometry, along, average, cut_like, maxima, nonempty, spatial_name, values,
+    WindowGeometry, along, average, cut_like, least, maxima, nonempty, spatial_name, values,
 };
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -31,7 +31,7 @@ impl ShardTensor {
         operator(name, &[self], args, || {
             let geometries = pool.geometry(OP, self.shape(), spatial, true)?;
             let x = self.resolved()?.consecutive_along(|dim| dim > 0)?;
-            let windowed = Windowed::new(&x, &geometries, Border::Fill, f64::NEG_INFINITY, true)?;
+            let windowed = Windowed::new(&x, &geometries, Border::Fill, least(x.kind()), true)?;
             let padding: Vec<i64> = geometries
                 .iter()
                 .zip(&windowed.native)
