@@ -22,16 +22,25 @@
 //! # Ok::<(), isobar_array::Error>(())
 //! ```
 
-/// Arguments of an operator by PyTorch's names, made lazily: `args!("dim": 1)()` is an [`Attrs`].
+/// Arguments of an operator by PyTorch's names, made lazily: `args!("dim": 1)()` is an [`Attrs`]. A value is what `serde_json::json!`
+/// takes: a number, a string, a bool, a list, or an expression of a type that serde serializes.
+///
+/// ```
+/// use isobar_array::args;
+///
+/// let kernel = 3;
+/// let args = args!("padding": [kernel / 2, 0], "groups": 1)();
+/// assert_eq!((&args["padding"][0], &args["groups"]), (&1.into(), &1.into()));
+/// ```
 #[macro_export]
 macro_rules! args {
     ($($name:literal: $value:expr),* $(,)?) => {
-        || $crate::Attrs::from_iter([$(($name.to_owned(), ::serde_json::json!($value))),*])
+        || $crate::Attrs::from_iter([$(($name.to_owned(), $crate::serde_json::json!($value))),*])
     };
 }
 
 #[doc(hidden)]
-pub use inventory;
+pub use {inventory, serde_json};
 
 mod array;
 mod dtypes;

@@ -66,17 +66,29 @@ pub use isobar_manager::main;
 #[cfg(feature = "train")]
 pub use isobar_train::{Trainer, main};
 
-/// The types that most programs use.
+/// The types that most programs use, and the methods of all operators.
+///
+/// Import further names of [`array`](mod@crate::array) one by one: some of them, such as `Window` and `Spectral`, are those of other
+/// types in [`train`](mod@crate::train), too.
 ///
 /// ```
+/// use isobar::array::FftNorm;
 /// use isobar::prelude::*;
 ///
 /// let x = Tensor::f_zeros([2, 3], (Kind::Float, Device::Cpu))?;
 /// assert_eq!(Elementwise::gelu(&x)?.size(), [2, 3]);
+/// assert_eq!(x.rfftn(&[], &[0, 1], FftNorm::Backward)?.size(), [2, 2]);
+/// assert_eq!(Tensor::op("clamp", &[&x], &args!("min": 1.0)())?[0], x + 1.0);
 /// # Ok::<(), BoxError>(())
 /// ```
 pub mod prelude {
-    pub use isobar_array::{Array, Conv, Elementwise, Generator, PadMode, Padding, Pool};
+    pub use isobar_array::{Array, Conv, Elementwise, Generator, PadMode, Padding, Pool, args};
+    // The methods of all operators; their traits have names that other types have, too.
+    #[doc(no_inline)]
+    pub use isobar_array::{
+        Attention as _, Convert as _, Factory as _, Index as _, Linear as _, Local as _, Neighbours as _, RandomOps as _,
+        Reduce as _, Resample as _, Shape as _, Spectral as _, Windowed as _,
+    };
     pub use isobar_collectives::{Group, ReduceOp};
     #[cfg(feature = "train")]
     pub use isobar_data::{InMemory, Normalizer};
@@ -85,7 +97,7 @@ pub mod prelude {
     pub use isobar_nn as nn;
     pub use isobar_shard::{Init, MeshParams, Parallel, ParamStore, Params, Placement, Scope, ShardTensor};
     #[cfg(feature = "train")]
-    pub use isobar_train::loss::{Huber, LossKind, Mae, Mse, RelativeL2, Sobolev, Spectral};
+    pub use isobar_train::loss::{Huber, LossKind, Mae, Mse, RelativeL2, Sobolev, Spectral as SpectralLoss};
     #[cfg(feature = "train")]
     pub use isobar_train::optim::{AdamConfig, AdamWConfig, LionConfig, MuonConfig, SgdConfig};
     #[cfg(feature = "train")]

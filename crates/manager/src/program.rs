@@ -28,19 +28,20 @@ use crate::{ExitReason, report_error};
 ///     Ok(DistributedManager::cleanup(true)?)
 /// }
 /// ```
-pub fn main<T: Termination, E: Into<BoxError>>(body: impl FnOnce() -> Result<T, E>) -> ExitCode {
+///
+/// A function with an error type of its own is called in a closure: `main(|| Ok(run()?))`.
+pub fn main<T: Termination>(body: impl FnOnce() -> Result<T, BoxError>) -> ExitCode {
     main_with(body, |error| ExitReason::of(error).unwrap_or(ExitReason::Failed))
 }
 
 /// Does the work of [`main`] for a program that decides itself which error ends with which reason.
-pub fn main_with<T: Termination, E: Into<BoxError>>(
-    body: impl FnOnce() -> Result<T, E>,
+pub fn main_with<T: Termination>(
+    body: impl FnOnce() -> Result<T, BoxError>,
     reason: impl FnOnce(&(dyn Error + 'static)) -> ExitReason,
 ) -> ExitCode {
     match body() {
         Ok(value) => value.report(),
         Err(error) => {
-            let error: BoxError = error.into();
             report_error(&*error);
             reason(&*error).into()
         }
@@ -60,11 +61,11 @@ mod tests {
     #[test]
     fn results_have_exit_codes() {
         let code = |reason: ExitReason| format!("{:?}", ExitCode::from(reason));
-        let run = |result: Result<ExitReason, crate::Error>| format!("{:?}", main(|| result));
+        let run = |result: Result<ExitReason, crate::Error>| format!("{:?}", main(|| Ok(result?)));
         assert_eq!(run(Ok(ExitReason::Stopped)), code(ExitReason::Stopped));
-        assert_eq!(format!("{:?}", main(|| Ok::<_, BoxError>(()))), code(ExitReason::Good));
+        assert_eq!(format!("{:?}", main(|| Ok(()))), code(ExitReason::Good));
         assert_eq!(run(Err(crate::Error::Uninitialized)), code(ExitReason::Usage));
-        let failed = main(|| Err::<(), _>("the moon is full"));
+        let failed = main(|| Err::<(), _>("the moon is full".into()));
         assert_eq!(format!("{failed:?}"), code(ExitReason::Failed));
     }
 }

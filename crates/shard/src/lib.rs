@@ -10,13 +10,15 @@
 //!   which indices.
 //! - [`checkpoint`]: recomputes a part of a model in backward.
 
-/// Arguments of an operator by PyTorch's names, made where a handler asks for them.
+/// Arguments of an operator by PyTorch's names, for [`ShardTensor::op`](isobar_array::Array::op): see
+/// [`isobar_array::args!`](macro@isobar_array::args).
+#[macro_export]
 macro_rules! args {
-    ($($given:tt)*) => { isobar_array::args!($($given)*) };
+    ($($given:tt)*) => { $crate::isobar_array::args!($($given)*) };
 }
 
 #[doc(hidden)]
-pub use inventory;
+pub use {inventory, isobar_array};
 
 mod array;
 mod checkpoint;

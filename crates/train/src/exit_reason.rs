@@ -34,7 +34,7 @@ pub fn exit_reason(error: &(dyn StdError + 'static)) -> ExitReason {
 ///     Ok(())
 /// }
 /// ```
-pub fn main<T: Termination, E: Into<BoxError>>(body: impl FnOnce() -> Result<T, E>) -> ExitCode {
+pub fn main<T: Termination>(body: impl FnOnce() -> Result<T, BoxError>) -> ExitCode {
     isobar_manager::main_with(body, exit_reason)
 }
 

@@ -27,8 +27,8 @@ pub fn register() {
 }
 
 isobar::shard::register! {
-    /// The sum of squares of each row `[rows, columns]`, in `[rows]`.
-    "row_energy"(input) Nothing: |call| row_energy(call.tensor(0)?);
+    /// The sum of squares of each row `[rows, columns]` times `factor`, or 1, in `[rows]`.
+    "row_energy"(input; factor) Nothing: |call| row_energy(&call.tensor(0)?.mul_scalar(call.or("factor", 1.0)?)?);
     /// x / (1 + |x|) in double precision, whatever comes in.
     "softsign"(input) Nothing: |call| call.tensor(0)?.to_kind(Kind::Double)?.unary(Unary::Softsign);
 }

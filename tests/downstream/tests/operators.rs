@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use isobar::array::{Attrs, Elementwise, Unary};
+use isobar::array::{Attrs, Elementwise, Unary, args};
 use isobar::collectives::{Group, threads};
 use isobar::mesh::DeviceMesh;
 use isobar::shard::rules::operators;
@@ -94,6 +94,18 @@ fn a_built_in_operator_that_is_replaced_at_link_time() {
         let y = ShardTensor::op("softsign", &[&x], &Attrs::default()).unwrap().remove(0);
         assert_eq!(y.kind(), Kind::Double);
         assert_eq!(x.unary(Unary::Softsign).unwrap().kind(), Kind::Double);
+    });
+}
+
+#[test]
+fn an_operator_is_called_with_arguments() {
+    on_ranks(2, |mesh| {
+        let x = ShardTensor::distribute(&numbers(&[5, 4]), mesh, &[Placement::Shard(0)]).unwrap();
+        let scaled = |attrs: &Attrs| ShardTensor::op("row_energy", &[&x], attrs).unwrap().remove(0);
+        let [plain, tripled] = [&args!()(), &args!("factor": 3.0)()].map(scaled);
+        let want = (numbers(&[5, 4]) * 3.0).square().sum_dim_intlist(1, false, None);
+        assert!(close(&tripled.full_tensor(None).unwrap(), &want));
+        assert!(!close(&plain.full_tensor(None).unwrap(), &want));
     });
 }
 

@@ -14,7 +14,7 @@ use serde_json::json;
 use tch::Tensor;
 
 fn main() -> ExitCode {
-    isobar_manager::main(run)
+    isobar_manager::main(|| Ok(run()?))
 }
 
 fn run() -> Result<()> {
