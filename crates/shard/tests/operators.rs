@@ -1,7 +1,7 @@
 //! Operators without windows against the dense ones, over random shapes and layouts.
 
 use isobar_array::{Binary, Elementwise, Generator, RandomOps, Statistic, Unary, Window};
-use isobar_shard::ShardTensor;
+use isobar_shard::{Placement, ShardTensor};
 use rstest::rstest;
 use tch::{Kind, Tensor};
 
@@ -104,6 +104,55 @@ fn products(#[values(1, 2, 3, 4)] mesh: usize) {
                 );
             }
         }
+    });
+}
+
+#[rstest]
+fn diagonals(#[values(1, 2, 3, 4)] mesh: usize) {
+    on_mesh(MESHES[mesh], |mesh| {
+        let mut dice = Dice(17);
+        for round in 0..ROUNDS {
+            let (n, i) = (dice.roll(1, 4), dice.roll(1, 6));
+            let (square, cube, row) = ([i, n, i], [i, i, i], [i]);
+            // One dim of those with the letter may be split.
+            let own = *dice.pick(&[0_usize, 2]);
+            let (a, la) = (numbers(&square, round as i64), dice.layout(mesh, &square, &[own, 1]));
+            let (b, lb) = (numbers(&cube, 3), dice.layout(mesh, &cube, &[1]));
+            let (c, lc) = (numbers(&row, 4), dice.layout(mesh, &row, &[0]));
+            for (equation, all) in [
+                ("ini->ni", &[(&a, &la)][..]),
+                ("ini", &[(&a, &la)]),
+                ("iii->i", &[(&b, &lb)]),
+                ("ini,i->n", &[(&a, &la), (&c, &lc)]),
+                ("ini,jjj->nj", &[(&a, &la), (&b, &lb)]),
+            ] {
+                same(
+                    equation,
+                    all,
+                    NEAR,
+                    |t| ShardTensor::einsum(equation, &t.iter().collect::<Vec<_>>()),
+                    |t| Tensor::f_einsum(equation, t, None::<i64>),
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn a_diagonal_of_two_sharded_dims_is_refused() {
+    let _ = on_mesh(&[2, 2], |mesh| {
+        let split = [Placement::Shard(0), Placement::Shard(1)];
+        let refused = |shape: &[i64]| {
+            let x = ShardTensor::distribute(&numbers(shape, 1), mesh, &split).unwrap();
+            ShardTensor::einsum("ii->i", &[&x]).unwrap_err().to_string()
+        };
+        let text = refused(&[4, 4]);
+        assert!(
+            text.contains("dims [0, 1], of which 2 are sharded") && text.contains("redistribute"),
+            "{text}"
+        );
+        let text = refused(&[4, 3]);
+        assert!(text.contains("the extents [4, 3]; expected equal extents"), "{text}");
     });
 }
 

@@ -9,7 +9,7 @@ use tch::{TchError, Tensor};
 use super::{operator, refuse, rule};
 use crate::dense::named;
 use crate::error::Result;
-use crate::layout::{Dim, Layout, Placement};
+use crate::layout::{Dim, Interval, Layout, Placement};
 use crate::promote::{Operand, operand, promote_optional};
 use crate::rules::{Footprint, check_dtypes, is_anything_registered};
 use crate::tensor::{ShardTensor, same_mesh};
@@ -115,6 +115,53 @@ pub(crate) fn graph_zeros(tensor: &Tensor) -> Result<Tensor, TchError> {
 
 fn factor(tensor: &ShardTensor, labels: impl IntoIterator<Item = char>) -> Factor<'_> {
     Factor { tensor, labels: labels.into_iter().collect(), added: false }
+}
+
+/// The first two dims of one label.
+fn repeated(labels: &[char]) -> Option<(usize, usize)> {
+    let first = |second: usize| labels[..second].iter().position(|label| *label == labels[second]);
+    (0..labels.len()).find_map(|second| Some((first(second)?, second)))
+}
+
+/// Says why a tensor has no diagonal on its ranks: dims of one label have different extents, or several of them are split.
+fn no_diagonal(tensor: &ShardTensor, labels: &[char]) -> Option<String> {
+    labels.iter().enumerate().find_map(|(first, label)| {
+        let same: Vec<usize> = (first..labels.len()).filter(|&dim| labels[dim] == *label).collect();
+        let extents: Vec<i64> = same.iter().map(|&dim| tensor.shape()[dim]).collect();
+        let split = same.iter().filter(|&&dim| tensor.layout().is_sharded(dim)).count();
+        if extents.iter().any(|extent| *extent != extents[0]) {
+            return Some(format!("'{label}' names dims {same:?} of the extents {extents:?}; expected equal extents"));
+        }
+        (split > 1).then(|| {
+            format!("'{label}' names dims {same:?}, of which {split} are sharded; expected one at most: redistribute the others")
+        })
+    })
+}
+
+/// The tensor with one dim for each label, the diagonal of dims that have the same one. Nothing is sent.
+fn diagonal(tensor: &ShardTensor, mut labels: Vec<char>) -> Result<(ShardTensor, Vec<char>)> {
+    let mut x = tensor.shallow_clone();
+    while let Some((first, second)) = repeated(&labels) {
+        let is_second = x.layout().is_sharded(second);
+        let (split, whole) = if is_second { (second, first) } else { (first, second) };
+        let mut dims = x.layout().dims().to_vec();
+        dims[first] = dims[split].clone();
+        let _ = dims.remove(second);
+        let own = x.layout().intervals()[split].to_vec();
+        x = x.viewed("einsum", x.layout().with_dims(dims), |local| {
+            // Of the dim that is whole, the indices of this rank's shard of the other.
+            let piece = |part: &Interval| local.f_narrow(whole as i64, part.start, part.len);
+            let square = match &own[..] {
+                [] => local.f_narrow(whole as i64, 0, 0)?,
+                parts => {
+                    Tensor::f_cat(&parts.iter().map(piece).collect::<Result<Vec<_>, _>>()?, whole as i64)?
+                }
+            };
+            square.f_diagonal(0, first as i64, second as i64)?.f_movedim_int(-1, first as i64)
+        })?;
+        let _ = labels.remove(second);
+    }
+    Ok((x, labels))
 }
 
 /// Labels for `count` dims that are walked together, the last one `a`.
@@ -240,7 +287,7 @@ impl ShardTensor {
     }
 
     /// Einstein's summation, such as `"bhqd,bhkd->bhqk"`: dims of one letter are walked together, and those that the result
-    /// does not name are summed over. Each operand names each of its dims by another letter.
+    /// does not name are summed over. A letter that an operand has twice is the diagonal of its dims, of which one may be split.
     ///
     /// # Errors
     ///
@@ -264,23 +311,26 @@ impl ShardTensor {
                 return wrong(&format!("it names {} tensors, got {}", labels.len(), tensors.len()));
             }
             for (labels, tensor) in labels.iter().zip(tensors) {
-                let mut distinct = labels.clone();
-                distinct.sort_unstable();
-                distinct.dedup();
                 let letters = labels.iter().all(|c| c.is_ascii_alphabetic());
-                if labels.len() != tensor.ndim() || distinct.len() != labels.len() || !letters {
+                if labels.len() != tensor.ndim() || !letters {
                     return wrong(&format!(
                         "{labels:?} are not a letter for each dim of {:?}",
                         tensor.shape()
                     ));
                 }
+                if let Some(why) = no_diagonal(tensor, labels) {
+                    return wrong(&why);
+                }
             }
             if right.iter().any(|label| !labels.iter().flatten().any(|known| known == label)) {
                 return wrong("the result names a letter that no tensor has");
             }
+            let diagonals = tensors.iter().zip(labels).map(|(tensor, labels)| diagonal(tensor, labels));
+            let diagonals: Vec<(Self, Vec<char>)> = diagonals.collect::<Result<_>>()?;
             let factors: Vec<Factor<'_>> =
-                tensors.iter().zip(labels).map(|(tensor, labels)| factor(tensor, labels)).collect();
-            let spelled = format!("{left}->{}", right.iter().collect::<String>());
+                diagonals.iter().map(|(tensor, labels)| factor(tensor, labels.iter().copied())).collect();
+            let left: Vec<String> = diagonals.iter().map(|(_, labels)| labels.iter().collect()).collect();
+            let spelled = format!("{}->{}", left.join(","), right.iter().collect::<String>());
             contract("einsum", &factors, &right, |t| Tensor::f_einsum(&spelled, t, None::<i64>))
         })
     }
@@ -295,7 +345,7 @@ crate::register! {
     /// The product of matrices of a batch, with an optional bias.
     "bmm"(input, other, bias) Product(rows_by_columns):
         |call| call.tensor(0)?.bmm(call.tensor(1)?, operand(call.optional_tensor(2)));
-    /// Sums of products by the indices of `equation`.
+    /// Sums of products by the indices of `equation`; a letter twice in one tensor is a diagonal, of whose dims one may be sharded.
     "einsum"(; equation) Product(|_| true):
         |call| ShardTensor::einsum(&call.get::<String>("equation")?, call.tensors());
 }
