@@ -274,6 +274,14 @@ impl<'a> DataSource<'a> {
         self.format
     }
 
+    /// Returns whether the table `[data.NAME]` of the format has the key.
+    pub(crate) fn has_option(&self, key: &str) -> bool {
+        let known = registered();
+        let Some(entry) = known.iter().find(|entry| entry.name == self.format) else { return false };
+        let schema = entry.schema(&mut SchemaGenerator::default());
+        schema.as_ref().and_then(|schema| schema.get("properties")?.get(key)).is_some()
+    }
+
     /// Names of the variables in `data.fields`, `data.inputs` and `data.targets`.
     pub fn variables(&self) -> &'a [String] {
         self.variables

@@ -86,8 +86,8 @@ pub mod prelude {
     // The methods of all operators; their traits have names that other types have, too.
     #[doc(no_inline)]
     pub use isobar_array::{
-        Attention as _, Convert as _, Factory as _, Index as _, Linear as _, Local as _, Neighbours as _, RandomOps as _,
-        Reduce as _, Resample as _, Shape as _, Spectral as _, Windowed as _,
+        Attention as _, Convert as _, Factory as _, Index as _, Linear as _, Local as _, Neighbours as _,
+        RandomOps as _, Reduce as _, Resample as _, Shape as _, Spectral as _, Windowed as _,
     };
     pub use isobar_collectives::{Group, ReduceOp};
     #[cfg(feature = "train")]

@@ -103,11 +103,21 @@ impl FieldSpec {
         pairs.into_iter().all(|(from, to)| from.checked_mul(factor) == Some(*to)).then_some(factor)
     }
 
-    /// Checks the numbers of channels, each given with its key.
+    /// Checks the numbers of channels, each given with its key: the same key twice, if the model has one number for both.
     ///
     /// # Errors
     ///
     /// Other numbers than the data's, with the settings that fit.
+    ///
+    /// ```
+    /// use isobar_models::FieldSpec;
+    ///
+    /// let fields = FieldSpec { source: "waves.h5".into(), in_channels: 1, out_channels: 1, ..FieldSpec::default() };
+    /// let channels = ("channels", 2);
+    /// let error = fields.check_channels("mix", channels, channels).unwrap_err().to_string();
+    /// assert!(error.contains("model.channels is 2, but the inputs of waves.h5 have 1 channels"));
+    /// assert!(error.ends_with("; --set model.channels=1"));
+    /// ```
     pub fn check_channels(
         &self,
         model: &'static str,
@@ -128,16 +138,19 @@ impl FieldSpec {
             let differing = given.iter().zip(wanted).filter(|((_, given), wanted)| given != wanted);
             let settings: Vec<String> =
                 differing.map(|((key, _), wanted)| format!("--set model.{key}={wanted}")).collect();
+            let (own, settings) = match inputs.0 == outputs.0 {
+                false => {
+                    let own = format!(
+                        "model.{} is {} and model.{} is {}",
+                        inputs.0, inputs.1, outputs.0, outputs.1
+                    );
+                    (own, settings.join(" "))
+                }
+                true => (format!("model.{} is {}", inputs.0, inputs.1), one_number(inputs.0, wanted)),
+            };
             format!(
-                "model.{} is {} and model.{} is {}, but the inputs of {} have {} channels{positions}, and the targets {}; {}",
-                inputs.0,
-                inputs.1,
-                outputs.0,
-                outputs.1,
-                self.source,
-                self.in_channels,
-                self.out_channels,
-                settings.join(" ")
+                "{own}, but the inputs of {} have {} channels{positions}, and the targets {}; {settings}",
+                self.source, self.in_channels, self.out_channels,
             )
         })
     }
@@ -178,6 +191,16 @@ impl FieldSpec {
                 self.source
             )
         })
+    }
+}
+
+/// The mend for a key that is the number of channels of inputs and of targets.
+fn one_number(key: &str, [inputs, targets]: [usize; 2]) -> String {
+    match inputs == targets {
+        true => format!("--set model.{key}={inputs}"),
+        false => {
+            "the model has as many outputs as inputs; choose data.targets with as many channels, or another model.type".to_owned()
+        }
     }
 }
 

@@ -77,6 +77,12 @@ fn what_does_not_fit_is_one_error() {
         ("data.raw.sahpe=[1]", 2, "unknown key `data.raw.sahpe`"),
         ("data.raw.shape=[4, 5, 8, 7]", 3, "waves.f32: `value` is of 3840 bytes, expected float32 numbers"),
         ("data.raw.axes=[\"x\"]", 2, "data.raw.axes names 1 axes, expected 4"),
+        // The format has no option `sample` that could say so.
+        (
+            "data.raw.axes=[\"w\", \"x\", \"y\", \"z\"]",
+            2,
+            "have the names \"sample\", \"time\" and \"channel\"",
+        ),
         ("data.format=hdf5", 3, "--set data.format=raw"),
     ];
     for (set, code, words) in cases {

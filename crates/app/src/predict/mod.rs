@@ -207,6 +207,7 @@ impl Job for Prediction<'_> {
 
 /// Most steps of a prediction: times, errors and metrics of all steps are kept until the end.
 const MOST_STEPS: usize = 1 << 20;
+
 /// Files that are written beside a prediction.
 struct Beside {
     errors: PathBuf,

@@ -44,7 +44,7 @@ impl ArrayDataset {
         options: ArrayOptions,
     ) -> Result<Box<dyn Dataset>> {
         let table = format!("data.{}", source.format());
-        let reader = Reader { arrays: &*arrays, options: &options, table: table.clone() };
+        let reader = Reader { arrays: &*arrays, options: &options, source, table: table.clone() };
         let time = match source.variables() {
             [] if source.takes_all() => reader.time_axis(&reader.likely()),
             named => reader.time_axis(named),

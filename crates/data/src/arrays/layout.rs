@@ -7,6 +7,7 @@ use std::ops::Range;
 use super::{ArrayInfo, ArrayOptions, Arrays};
 use crate::calendar::TimeUnit;
 use crate::grid::{DataVariable, Dim, Levels};
+use crate::registry::DataSource;
 use crate::{Error, Result};
 
 /// Largest number of points along one dim or of times: more than any grid has.
@@ -52,6 +53,8 @@ pub(super) struct Layout {
 pub(super) struct Reader<'a> {
     pub(super) arrays: &'a dyn Arrays,
     pub(super) options: &'a ArrayOptions,
+    /// Its format need not have all options.
+    pub(super) source: &'a DataSource<'a>,
     /// Name of the options' table in messages.
     pub(super) table: String,
 }
@@ -127,7 +130,7 @@ impl Reader<'_> {
     }
 
     /// Names of the arrays with the most axes: variables rather than coordinates.
-    fn likely(&self) -> Vec<String> {
+    pub(super) fn likely(&self) -> Vec<String> {
         let names = self.arrays.names();
         let axes = |name: &String| self.arrays.info(name).map_or(0, |info| info.shape.len());
         let axes: Vec<usize> = names.iter().map(axes).collect();
@@ -207,18 +210,25 @@ impl Reader<'_> {
                 Err(self.misfit(&path, format!("along the axes {axes:?}"), "axes of different names"))
             }
             Some(axes) => Err(Error::Config(format!(
-                "{}: `{path}` is {}, but its axes are {axes:?}; name {ndim} axes in {}.variables.{name} = \
-                 {{ path = \"{path}\", axes = […] }}",
+                "{}: `{path}` is {}, but its axes are {axes:?}; name {ndim} axes{}",
                 self.arrays.path().display(),
                 shape(&info.shape),
-                self.table
+                match &self.table {
+                    table if self.source.has_option("variables") =>
+                        format!(" in {table}.variables.{name} = {{ path = \"{path}\", axes = […] }}"),
+                    table if self.source.has_option("axes") => format!(" in {table}.axes"),
+                    _ => String::new(),
+                }
             ))),
             None => Err(Error::Config(format!(
-                "{}: nothing says what the axes of `{path}`, {}, mean; name them, for example --set '{}.axes={:?}'",
+                "{}: nothing says what the axes of `{path}`, {}, mean; {}",
                 self.arrays.path().display(),
                 shape(&info.shape),
-                self.table,
-                example_axes(ndim)
+                match self.source.has_option("axes") {
+                    true =>
+                        format!("name them, for example --set '{}.axes={:?}'", self.table, example_axes(ndim)),
+                    false => "their names must come from the format (`ArrayInfo::axes`)".to_owned(),
+                }
             ))),
         }
     }
@@ -241,6 +251,19 @@ impl Reader<'_> {
         channels
     }
 
+    /// The axes that are no spatial dims, for an error.
+    fn other_axes(&self) -> String {
+        let ArrayOptions { sample, time, channel, .. } = self.options;
+        match &self.table {
+            table if self.source.has_option("sample") => format!(
+                "say which axes are samples, times and channels with {table}.sample, {table}.time and {table}.channel"
+            ),
+            _ => format!(
+                "the axes of samples, times and channels have the names {sample:?}, {time:?} and {channel:?}"
+            ),
+        }
+    }
+
     fn role(&self, axis: &str, channel_axes: &[String], dims: &[Dim]) -> Role {
         match axis {
             _ if axis == self.options.sample => Role::Sample,
@@ -255,7 +278,9 @@ impl Reader<'_> {
         let is_spatial = |axis: &String| self.role(axis, channel_axes, &[]) == Role::Space(0);
         let first = &all[0].1;
         let mut found: Vec<(&str, usize, &str)> = Vec::new();
+        let mut all_numbers = true;
         for (_, path, info, axes) in all {
+            all_numbers &= info.shape.is_empty();
             for (axis, &extent) in axes.iter().zip(&info.shape).filter(|(axis, _)| is_spatial(axis)) {
                 match found.iter().find(|(known, ..)| known == axis) {
                     None => found.push((axis, extent, path)),
@@ -267,13 +292,19 @@ impl Reader<'_> {
                 }
             }
         }
+        if all_numbers {
+            return Err(self.misfit(
+                first,
+                "a single number, of shape []",
+                "an array with 1 to 3 spatial dims",
+            ));
+        }
         if !(1..=3).contains(&found.len()) {
             let names: Vec<&str> = found.iter().map(|(axis, ..)| *axis).collect();
             return Err(Error::Config(format!(
-                "{}: the variables have the spatial dims {names:?}, expected 1 to 3; say which axes are samples, times and \
-                 channels with {table}.sample, {table}.time and {table}.channel",
+                "{}: the variables have the spatial dims {names:?}, expected 1 to 3; {}",
                 self.arrays.path().display(),
-                table = self.table
+                self.other_axes()
             )));
         }
         let unknown = |name: &&String| !found.iter().any(|(axis, ..)| axis == *name);
@@ -402,9 +433,12 @@ impl Reader<'_> {
         let file = self.arrays.path().display();
         let Some((levels, info)) = self.coordinate(path, axis, count)? else {
             return Err(Error::Config(format!(
-                "data.levels is {wanted:?}, but {file} has no coordinates of the axis `{axis}` of `{path}`; name their array in \
-                 {}.coordinates, or --set 'data.levels=[]'",
-                self.table
+                "data.levels is {wanted:?}, but {file} has no coordinates of the axis `{axis}` of `{path}`; {}--set \
+                 'data.levels=[]'",
+                match self.source.has_option("coordinates") {
+                    true => format!("name their array in {}.coordinates, or ", self.table),
+                    false => String::new(),
+                }
             )));
         };
         let levels = self.line(&levels, &info)?;

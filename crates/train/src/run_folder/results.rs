@@ -25,8 +25,9 @@ const FILES: [&str; 6] =
     ["metrics.jsonl", "metrics.csv", "config.toml", "validation.png", PREDICTION, UNSAVED];
 
 /// Result folders of a run, each with the test for entries of the run. Other entries are of others, and stay.
-const FOLDERS: [(&str, fn(&Path) -> bool); 2] =
-    [(CHECKPOINTS, is_checkpoint_of_run), ("tensorboard", is_event_file)];
+const FOLDERS: [(&str, IsOfRun); 2] = [(CHECKPOINTS, is_checkpoint_of_run), ("tensorboard", is_event_file)];
+
+type IsOfRun = fn(&Path) -> bool;
 
 /// Files of a run that are not results.
 const OTHERS: [&str; 3] = [lock::FILE, "statistics.json", "launch.json"];
