@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
@@ -16,6 +17,10 @@ use isobar_harness::{
     workspace,
 };
 use isobar_tests::has_mpi;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use rstest::rstest;
 use tempfile::tempdir;
 
@@ -400,4 +405,26 @@ fn statistics_are_of_the_training_samples() {
     assert_eq!(2 * all, 3 * count);
     let (_, few) = samples("times = [0, 1]\nvalidation_samples = 0");
     assert!(few < all, "{few} {all}");
+}
+
+/// Neither Ctrl-C nor SIGTERM leaves files under temporary names, and both end the command as usual.
+#[rstest]
+#[case::make(&["data", "make", "burgers", "--set", "frames=100000", "--out"], "u.h5", Signal::SIGINT)]
+#[case::darcy(&["data", "darcy", "--samples", "100000", "--out"], "u.h5", Signal::SIGTERM)]
+fn an_interrupted_output_leaves_nothing(#[case] words: &[&str], #[case] name: &str, #[case] signal: Signal) {
+    let folder = tempdir().unwrap();
+    let entries = || fs::read_dir(folder.path()).unwrap().count();
+    // A test in the background ignores SIGINT, which commands inherit.
+    let mut command = Command::new("env");
+    let _ = command.arg("--default-signal=INT").arg(ISOBAR).args(words).arg(folder.path().join(name));
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let began = Instant::now();
+    while entries() == 0 {
+        assert!(began.elapsed() < Duration::from_secs(60) && child.try_wait().unwrap().is_none());
+        thread::sleep(Duration::from_millis(1));
+    }
+    kill(Pid::from_raw(child.id().cast_signed()), signal).unwrap();
+    let ended = child.wait().unwrap();
+    assert_eq!(ended.signal(), Some(signal as i32), "{ended}");
+    assert_eq!(entries(), 0);
 }

@@ -119,6 +119,11 @@ fn run_command() -> ExitCode {
     };
     // This path finds the program even if its file was replaced meanwhile.
     isobar_data::check_files_with("/proc/self/exe", ["check-files"]);
+    if matches!(cli.command, Command::Predict(_) | Command::Data(_) | Command::Checkpoint(_))
+        && let Err(error) = isobar_manager::remove_partial_outputs()
+    {
+        return ended::<Exit>(Err(error.into()));
+    }
     match &cli.command {
         Command::Train(args) => ended(train::command(args)),
         Command::Predict(args) => ended(predict::command(args)),
@@ -145,7 +150,7 @@ fn joins() -> bool {
 }
 
 /// Returns the exit code of the process; prints an error once for all ranks that share it.
-fn ended(result: anyhow::Result<impl Into<ExitCode>>) -> ExitCode {
+fn ended<E: Into<ExitCode>>(result: anyhow::Result<E>) -> ExitCode {
     let written = || match terminal::failure() {
         None => Ok(()),
         Some(why) => Err(Exit::Data.because(format!("standard output is incomplete: {why}"))),

@@ -5,6 +5,8 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use isobar_files::Partial;
+
 use crate::{Error, Result};
 
 /// Name of the file with the plan of a resumable data set; its lock is held while the data set is written.
@@ -19,6 +21,8 @@ pub(crate) struct Unfinished {
     /// Plan file of a resumable data set; `None` otherwise.
     plan: Option<File>,
     is_kept: bool,
+    /// Of a folder that no later writer resumes, for a process that is told to end.
+    _partial: Option<Partial>,
 }
 
 impl Unfinished {
@@ -34,7 +38,8 @@ impl Unfinished {
             .tempdir_in(parent)
             .map_err(failed)?;
         let path = std::path::absolute(folder.keep()).map_err(failed)?;
-        Ok(Self { path, target: target.to_owned(), plan: None, is_kept: false })
+        let partial = Some(Partial::new(&path));
+        Ok(Self { path, target: target.to_owned(), plan: None, is_kept: false, _partial: partial })
     }
 
     /// Creates the folder for `plan`, or reopens the one of an interrupted writer with the same plan; the flag is true if it was
@@ -83,7 +88,8 @@ impl Unfinished {
             written.and_then(|()| file.write_all(plan.as_bytes())).map_err(failed)?;
         }
         let path = std::path::absolute(&path).map_err(failed)?;
-        Ok((Self { path, target: target.to_owned(), plan: Some(file), is_kept: false }, resumes))
+        let target = target.to_owned();
+        Ok((Self { path, target, plan: Some(file), is_kept: false, _partial: None }, resumes))
     }
 
     /// Path of the folder.

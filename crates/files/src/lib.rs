@@ -4,16 +4,19 @@
 //! |---|---|
 //! | [`open`], [`read`], [`read_to_string`] | read regular files; refuse FIFOs, devices, sockets and folders without blocking |
 //! | [`NewFile`], [`write`](write()) | write a file beside its target and rename it; refuse a target that is not a regular file |
+//! | [`Partial`], [`remove_partial`] | remove outputs that are not complete where a process is told to end |
 //! | [`is_within`], [`resolve`] | compare places of files, which need not exist |
 //! | [`append`] | open a file to append to, made where it is missing; refuse symbolic links and special files |
 //!
 //! Reading follows symbolic links, since data sets are often links; writing does not. Errors are
 //! [`std::io::Error`]s whose text names the kind of file found, but not the path, which the caller adds.
 
+mod partial;
 mod place;
 mod read;
 mod write;
 
+pub use partial::{Partial, remove_partial};
 pub use place::{is_within, resolve};
 pub use read::{open, read, read_to_string};
 pub use write::{NewFile, append, write};

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempPath;
 
-use crate::check_regular;
+use crate::{Partial, check_regular};
 
 /// File that is written under a temporary name next to its target and renamed by [`NewFile::finish`]. No
-/// reader sees a partial file; a file that is not finished is removed on drop.
+/// reader sees a partial file; a file that is not finished is removed on drop, and by [`remove_partial`](crate::remove_partial).
 ///
 /// The target must be absent or a regular file, so that a privileged program never replaces a device such as
 /// `/dev/full`, and never writes through a symbolic link.
@@ -31,6 +31,8 @@ pub struct NewFile {
     target: PathBuf,
     path: TempPath,
     file: File,
+    /// For a process that is told to end.
+    _partial: Partial,
 }
 
 impl NewFile {
@@ -60,7 +62,8 @@ impl NewFile {
                 error.raw_os_error().map_or(Error::from(error.kind()), Error::from_raw_os_error)
             })?;
         let (file, path) = file.into_parts();
-        Ok(Self { target: target.to_owned(), path, file })
+        let partial = Partial::new(&path);
+        Ok(Self { target: target.to_owned(), path, file, _partial: partial })
     }
 
     /// The file to write.

@@ -55,4 +55,4 @@ pub use printable::printable;
 pub use program::{main, main_with};
 pub use reason::ExitReason;
 pub use report::{report_error, report_text};
-pub use terminate::{Termination, make_file_limit_an_error};
+pub use terminate::{Termination, make_file_limit_an_error, remove_partial_outputs};

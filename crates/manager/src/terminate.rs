@@ -73,10 +73,7 @@ impl Termination {
     /// An error of the system.
     pub fn watch() -> Result<Self> {
         install(None)?;
-        // Ctrl-C ends a program that does not watch, as usual.
-        if let Some(listener) = LISTENER.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
-            listener.add_signal(SIGINT).map_err(refused)?;
-        }
+        listen_for_interrupts()?;
         INTERESTED.fetch_add(1, Ordering::SeqCst);
         Ok(Self(()))
     }
@@ -92,6 +89,20 @@ impl Drop for Termination {
     fn drop(&mut self) {
         INTERESTED.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+/// From now on, SIGTERM and SIGINT (Ctrl-C) remove the partial outputs of this process ([`isobar_files::remove_partial`]) before
+/// they end it. SIGINT stays ignored where it was, as in background commands of shells.
+///
+/// # Errors
+///
+/// An error of the system.
+pub fn remove_partial_outputs() -> Result<()> {
+    install(None)?;
+    if !is_ignored(SIGINT) {
+        listen_for_interrupts()?;
+    }
+    Ok(())
 }
 
 /// Listens for SIGTERM from now on, beside this watchdog if there is one. After an error nothing is changed.
@@ -112,6 +123,22 @@ pub(crate) fn install(watchdog: Option<Watchdog>) -> Result<()> {
     Ok(())
 }
 
+/// Adds SIGINT to the signals of the listener, which must be there.
+fn listen_for_interrupts() -> Result<()> {
+    match LISTENER.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+        Some(listener) => listener.add_signal(SIGINT).map_err(refused),
+        None => Ok(()),
+    }
+}
+
+/// Returns whether this process ignores a signal.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & 1 << (signal - 1) != 0)
+}
+
 /// The watchdog has ended its watch.
 pub(crate) fn forget_watchdog() {
     *WATCHDOG.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -123,6 +150,10 @@ fn refused(error: std::io::Error) -> Error {
 }
 
 fn asked(signal: i32) {
+    // Ctrl-C ends a program that does not watch, as usual.
+    if signal == SIGINT && INTERESTED.load(Ordering::SeqCst) == 0 {
+        end(signal);
+    }
     let again = REQUESTED.load(Ordering::SeqCst);
     let same = FIRST.get().is_some_and(|first| first.elapsed() < SAME);
     let watchdog = WATCHDOG.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -133,6 +164,7 @@ fn asked(signal: i32) {
             thread::sleep(Duration::from_millis(10));
         }
         if !watchdog.peers_alive() {
+            isobar_files::remove_partial();
             thread::sleep(ENDS);
             end(signal);
         }
@@ -158,6 +190,7 @@ fn asked(signal: i32) {
 }
 
 fn end(signal: i32) {
+    isobar_files::remove_partial();
     // Default action of the signal.
     let _ = emulate_default_handler(signal);
 }
