@@ -58,6 +58,12 @@ pub struct EdmLoss {
     pub reduction: LossReduction,
 }
 
+/// Deviations of a normal number that are never drawn in practice.
+const RARE: f64 = 6.0;
+
+/// Bound of the logarithm of noise levels: their squares are within the range of single precision.
+const MOST_LOG: f64 = 40.0;
+
 impl Default for EdmLoss {
     fn default() -> Self {
         Self {
@@ -74,11 +80,18 @@ impl EdmLoss {
     ///
     /// # Errors
     ///
-    /// Numbers that are not finite, a `p_std` below 0, or a `sigma_data` that is not above 0.
+    /// Noise levels whose squares are outside the range of single precision, a `p_std` below 0, or a `sigma_data` that is not above 0.
     pub fn check(&self) -> Result<()> {
         let Self { p_mean, p_std, .. } = *self;
-        Checker("edm_loss").ensure(p_mean.is_finite() && p_std.is_finite() && p_std >= 0.0, || {
-            format!("p_mean is {p_mean} and p_std {p_std}, expected finite numbers and p_std ≥ 0")
+        let check = Checker("edm_loss");
+        check.ensure(p_std.is_finite() && p_std >= 0.0, || {
+            format!("p_std is {p_std:?}, expected a finite number of at least 0")
+        })?;
+        check.ensure(p_mean.abs() + RARE * p_std <= MOST_LOG, || {
+            format!(
+                "p_mean is {p_mean:?} with p_std {p_std:?}, expected |p_mean| + {RARE} p_std of at most {MOST_LOG}: noise levels are \
+                 exp(p_mean + p_std n) for a normal n, and the loss divides by their squares"
+            )
         })?;
         self.sigma_data.check()
     }

@@ -346,6 +346,9 @@ impl Patching {
 }
 
 fn check_shape(grid: [i64; 2], patch: [i64; 2]) -> Result<()> {
+    Checker(NAME).ensure(patch.iter().all(|&extent| extent >= 1), || {
+        format!("patch_shape is {patch:?}, expected 1 row and 1 column at least")
+    })?;
     Checker(NAME).ensure((0..2).all(|dim| (1..=grid[dim]).contains(&patch[dim])), || {
         format!(
             "patch_shape is {patch:?}, expected 1 to {} rows and 1 to {} columns, those of the grid",

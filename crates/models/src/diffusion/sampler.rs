@@ -78,6 +78,9 @@ pub struct EdmSampler {
     pub alpha: f64,
 }
 
+/// Most noise that a sampler adds: more has no place beside the data in single precision.
+const MOST_NOISE: f64 = 1e6;
+
 impl Default for EdmSampler {
     /// The deterministic Heun sampler with 18 steps from 80 down to 0.002.
     fn default() -> Self {
@@ -205,12 +208,16 @@ impl EdmSampler {
     pub fn check(&self) -> Result<()> {
         let check = Checker("edm_sampler");
         for (name, value) in [("S_churn", self.s_churn), ("S_min", self.s_min), ("S_noise", self.s_noise)] {
-            check.ensure(value.is_finite() && value >= 0.0, || {
-                format!("{name} is {value}, expected a finite number of at least 0")
+            check.ensure((0.0..=MOST_NOISE).contains(&value), || {
+                format!("{name} is {value:?}, expected a number from 0 to {MOST_NOISE}")
             })?;
         }
-        check.ensure(self.s_max.is_none_or(|s_max| !s_max.is_nan()), || {
-            "S_max is NaN, expected a number; leave it out for no upper limit".to_owned()
+        check.ensure(self.s_max.is_none_or(|s_max| s_max >= self.s_min), || {
+            let s_max = self.s_max.unwrap_or_default();
+            format!(
+                "S_max is {s_max}, expected at least S_min = {}; leave it out for no upper limit",
+                self.s_min
+            )
         })?;
         check.ensure(self.alpha > 0.0 && self.alpha <= 1.0, || {
             format!("alpha is {}, expected above 0 and at most 1", self.alpha)

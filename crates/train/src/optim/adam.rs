@@ -21,7 +21,7 @@ pub struct AdamWConfig {
     pub beta1: f64,
     /// Decay rate of the running mean of squared gradients, in [0, 1).
     pub beta2: f64,
-    /// Added to the denominator, against division by zero.
+    /// Added to the denominator, against division by zero; above 0.
     pub eps: f64,
     /// Decoupled weight decay: a step multiplies weights by 1 − lr · weight_decay.
     pub weight_decay: f64,
@@ -77,7 +77,7 @@ pub struct AdamConfig {
     pub beta1: f64,
     /// Decay rate of the running mean of squared gradients, in [0, 1).
     pub beta2: f64,
-    /// Added to the denominator, against division by zero.
+    /// Added to the denominator, against division by zero; above 0.
     pub eps: f64,
     /// Penalty on the square of weights: its gradient, weight_decay · w, is added to theirs.
     pub weight_decay: f64,
@@ -409,12 +409,14 @@ fn check(config: &AdamWConfig) -> Result<()> {
             return Err(Error::setting(name, beta, "a number in [0, 1)", usual));
         }
     }
-    let others =
-        [("optimizer.eps", config.eps, "1e-8"), ("optimizer.weight_decay", config.weight_decay, "0.0")];
-    for (name, value, usual) in others {
-        if !(value.is_finite() && value >= 0.0) {
-            return Err(Error::setting(name, value, "a finite number of 0 or more", usual));
-        }
+    let AdamWConfig { eps, weight_decay, .. } = *config;
+    // A gradient that is 0 would be divided by 0.
+    if !(eps.is_finite() && eps > 0.0) {
+        return Err(Error::setting("optimizer.eps", eps, "a finite number above 0", "1e-8"));
+    }
+    if !(weight_decay.is_finite() && weight_decay >= 0.0) {
+        let expected = "a finite number of 0 or more";
+        return Err(Error::setting("optimizer.weight_decay", weight_decay, expected, "0.0"));
     }
     Ok(())
 }

@@ -35,7 +35,7 @@ pub struct MuonConfig {
     pub beta1: f64,
     /// AdamW's decay rate of the running mean of squared gradients, in [0, 1).
     pub beta2: f64,
-    /// Added to AdamW's denominator, against division by zero.
+    /// Added to AdamW's denominator, against division by zero; above 0.
     pub eps: f64,
 }
 
