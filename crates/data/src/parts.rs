@@ -139,40 +139,6 @@ impl DataConfig {
         Ok(Sets { train, validation, test })
     }
 
-    /// Rejects keys that do not fit together.
-    fn check(&self) -> Result<()> {
-        if self.train_times.is_some() && self.validation_times.is_none() && self.validation_path.is_none() {
-            return Err(Error::Config(
-                "data.train_times is set, but nothing says what validation is on: set data.validation_times or \
-                 data.validation_path, or select times of both with data.times"
-                    .to_owned(),
-            ));
-        }
-        for (key, times, path) in [
-            ("validation", &self.validation_times, &self.validation_path),
-            ("test", &self.test_times, &self.test_path),
-        ] {
-            if times.is_some() && path.is_none() && self.train_times.is_none() {
-                return Err(Error::Config(format!(
-                    "data.{key}_times is set without data.train_times: training would see the {key} frames; set both, or \
-                     data.{key}_path"
-                )));
-            }
-        }
-        if self.history == 0 {
-            return Err(Error::Config(
-                "data.history is 0, expected 1 or more input frames; --set data.history=1".to_owned(),
-            ));
-        }
-        if !self.fill.is_finite() {
-            return Err(Error::Config(format!(
-                "data.fill is {}, expected a finite number; --set data.fill=0",
-                self.fill
-            )));
-        }
-        Ok(())
-    }
-
     /// Opens a data set, with the frames of `data.times`.
     fn opened(&self, path: &DataPath) -> Result<Arc<dyn Dataset>> {
         limited(&Arc::from(self.open_at(path)?), "data.times", self.times.as_ref())

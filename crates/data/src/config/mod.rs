@@ -1,5 +1,6 @@
 //! `[data]`: which samples a run reads.
 
+mod check;
 mod target;
 
 use std::borrow::Cow;
@@ -12,6 +13,7 @@ use serde_json::{Map, Value};
 use crate::adapt::Computed;
 use crate::calendar::TimePoint;
 use crate::dataset::Dataset;
+use crate::grid::DataVariable;
 use crate::joined::{self, DataPath, Join, Opener};
 use crate::memory::{Cache, HostMemory};
 use crate::registry::{find, registered};
@@ -329,6 +331,11 @@ impl JsonSchema for FormatName {
 pub struct FormatTables(BTreeMap<String, Value>);
 
 impl FormatTables {
+    /// Names of the formats with a table.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
     /// These tables, of which others replace those of the same format.
     pub(crate) fn or(&self, others: &Self) -> Self {
         let mut tables = self.0.clone();

@@ -72,6 +72,11 @@ impl DataPath {
         }
     }
 
+    /// Returns whether one of the paths is empty.
+    pub(crate) fn has_empty(&self) -> bool {
+        self.paths().iter().any(|path| path.as_os_str().is_empty())
+    }
+
     /// Returns whether the first path is a store of Zarr, whatever its name: a folder with its metadata, or one in an object store.
     pub fn is_zarr(&self) -> bool {
         let is_store = |path: &PathBuf| is_url(path) || is_zarr_store(path);
