@@ -113,7 +113,7 @@ fn listed(folder: &Path) -> Result<Vec<Listed>> {
 }
 
 /// Describes a folder without checkpoints.
-fn explained(error: Error, folder: &Path) -> anyhow::Error {
+pub(crate) fn explained(error: Error, folder: &Path) -> anyhow::Error {
     let Error::NoCheckpoint { .. } = error else { return error.into() };
     let shown = folder.display();
     let runs = runs_in(folder);

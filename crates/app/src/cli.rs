@@ -199,7 +199,20 @@ line; 3 a case that cannot be read; 4 ranks that cannot start.";
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::{CommandFactory, Parser};
+    use rstest::rstest;
+
+    /// clap's tip for values that look like options does not help.
+    #[rstest]
+    #[case(&["predict", "runs/a", "--samples", "-1"], "expected a sample's number such as 7")]
+    #[case(&["predict", "runs/a", "--start", "-1"], "invalid value '-1' for '--start <FRAME>'")]
+    #[case(&["predict", "runs/a", "--steps", "-1"], "invalid value '-1' for '--steps <STEPS>'")]
+    #[case(&["launch", "-n", "-1", "true"], "-1 is not in 1..=65536")]
+    fn negative_numbers_are_values(#[case] args: &[&str], #[case] words: &str) {
+        let args = std::iter::once("isobar").chain(args.iter().copied());
+        let error = super::Cli::try_parse_from(args).unwrap_err().to_string();
+        assert!(error.contains(words) && !error.contains("tip:"), "{error}");
+    }
 
     #[test]
     fn the_command_line_is_sound() {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use isobar_manager::config::{
     self, DistributedConfig, Resolved, Sources, reference_markdown, reference_toml,
@@ -10,8 +10,8 @@ use isobar_manager::config::{
 use isobar_models::{FieldSpec, ModelConfig};
 use isobar_train::FitConfig;
 use isobar_train::config::{
-    CheckpointConfig, DataConfig, DataParallelConfig, MetricsConfig, OptimizerKind, Predict, RunConfig,
-    ScheduleKind, TrainConfig,
+    CheckpointConfig, DataConfig, DataParallelConfig, MetricsConfig, OptimizerKind, Predict, Resume,
+    RunConfig, ScheduleKind, TrainConfig,
 };
 use isobar_train::objective::{ObjectiveKind, Setup};
 use schemars::JsonSchema;
@@ -64,6 +64,14 @@ impl Config {
             ..FitConfig::default()
         };
         settings.check()?;
+        let CheckpointConfig { resume, overwrite, .. } = &self.checkpoint;
+        if *overwrite && *resume != Resume::Never {
+            bail!(Exit::Usage.because(
+                "checkpoint.resume continues a run and checkpoint.overwrite replaces it, and both are set; --set \
+                 checkpoint.overwrite=false, or --set checkpoint.resume=never"
+            ));
+        }
+        self.data.check()?;
         self.train.weights.check_steps(self.data.train_steps.most())?;
         self.check_task()
     }
@@ -172,9 +180,10 @@ pub(crate) fn of_run(folder: &Path) -> Result<PathBuf> {
     }
     let runs = runs_in(folder);
     let hint = runs.first().map(|run| format!(", such as {}", run.display())).unwrap_or_default();
+    let problem = if folder.exists() { "is a folder without a config.toml" } else { "does not exist" };
     Err(Exit::Usage
         .because(format!(
-            "{} is a folder without a config.toml: expected a TOML file, or the folder of a run{hint}",
+            "{} {problem}: expected a TOML file, or the folder of a run{hint}",
             folder.display()
         ))
         .into())
@@ -210,6 +219,8 @@ pub(crate) fn run(command: &ConfigCommand) -> Result<Exit> {
 
 #[cfg(test)]
 mod tests {
+    use rstest::rstest;
+
     use super::*;
 
     fn configs() -> PathBuf {
@@ -237,6 +248,19 @@ mod tests {
                 assert_eq!(resolved.value, Config::default());
             }
         }
+    }
+
+    #[rstest]
+    #[case::resumed_and_replaced(&["checkpoint.resume=auto", "checkpoint.overwrite=true"], "--set checkpoint.overwrite=false")]
+    #[case::path(&["data.path="], "data.path is \"\"")]
+    #[case::lead(&["train.weights.lead=[1, 2]"], "train.weights.lead is [1.0, 2.0]")]
+    #[case::rate(&["optimizer.lr=-3"], "optimizer.lr is -3")]
+    #[case::format(&["data.npy.cut=3"], "[data.npy] has no effect")]
+    fn mistakes_are_refused_before_the_start(#[case] sets: &[&str], #[case] words: &str) {
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        let error = load(None, &sets).unwrap().value.check().unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+        assert_eq!(isobar_command::exit::of(&error), Exit::Usage);
     }
 
     /// Earlier versions had a table `[diffusion]` in place of `[task]`.

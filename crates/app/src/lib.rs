@@ -10,6 +10,7 @@ mod predict;
 mod run;
 mod trace;
 mod train;
+mod unused;
 
 use std::process::ExitCode;
 

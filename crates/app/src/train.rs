@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use isobar_data::{Missing, area_weights};
 use isobar_manager::config::{Resolved, agree};
 use isobar_manager::{DistributedManager, format_bytes, logging};
-use isobar_train::config::{CheckpointConfig, Predict, Resume, ScalarsAs};
+use isobar_train::config::{CheckpointConfig, DataConfig, Predict, Resume, ScalarsAs};
 use isobar_train::{
     BoxError, DataParallelConfig, Error, FieldLayout, FieldModel, FieldTask, FitConfig, Forward,
     ProgressMode, Ranks, RunFolder, Signals, Stop, Summary, Variable, VariableError, fit, spectra_line,
@@ -20,6 +20,7 @@ use crate::run::errors::{self, Compared};
 use crate::run::{
     self, Fields, Job, ModelMetadata, PER_RANK_KEYS, Place, Run, Scoring, Used, picture, scoring,
 };
+use crate::unused::unused;
 use isobar_command::exit::{Because, Exit};
 use isobar_command::{start, terminal};
 
@@ -78,6 +79,9 @@ pub(crate) fn command(args: &TrainArgs) -> Result<Exit> {
     let resume = args.resume.and_then(|resume| resume.to_possible_value());
     let mut overrides: Vec<String> =
         resume.iter().map(|how| format!("checkpoint.resume={}", how.get_name())).collect();
+    if args.resume.is_some_and(|resume| !matches!(resume, ResumeArg::Never)) {
+        overrides.push("checkpoint.overwrite=false".to_owned());
+    }
     if args.overwrite {
         overrides.extend(["checkpoint.resume=never", "checkpoint.overwrite=true"].map(str::to_owned));
     }
@@ -92,6 +96,9 @@ pub(crate) fn command(args: &TrainArgs) -> Result<Exit> {
     logging::init(&config.distributed.log, manager.rank(), Some(&folder.join("logs")))?;
     tracing::info!("{manager}");
     check::warn(&manager, &findings);
+    if manager.rank() == 0 {
+        unused(config, manager.world_size()).iter().for_each(|warning| tracing::warn!("{warning}"));
+    }
     tracing::info!("configuration {}", args.config.file().display());
     if config.train.deterministic {
         isobar_torch::guard::set_deterministic(true)?;
@@ -308,6 +315,7 @@ impl Job for Training<'_> {
             })?,
             identity: identity(config, weighted, regression.as_ref())?,
             task: serde_json::to_value(&config.task)?,
+            data: settings(&config.data),
             signals,
             checks: config.distributed.checks,
         };
@@ -399,6 +407,18 @@ fn identity(config: &Config, weighted: bool, regression: Option<&Used>) -> Resul
     Ok(identity)
 }
 
+/// Settings of the samples that change training, and are not of a run's identity.
+fn settings(data: &DataConfig) -> serde_json::Value {
+    let DataConfig { augment, train_steps, times, train_times, validation_times, .. } = data;
+    serde_json::json!({
+        "augment": augment,
+        "train_steps": train_steps,
+        "times": times,
+        "train_times": train_times,
+        "validation_times": validation_times,
+    })
+}
+
 /// The settings of the section, and those that the manager has.
 fn data_parallel(manager: &DistributedManager, config: &Config) -> DataParallelConfig {
     DataParallelConfig {
@@ -456,6 +476,18 @@ mod tests {
             let _rank = DistributedManager::bind_thread(&world);
             body(DistributedManager::get().unwrap())
         })
+    }
+
+    #[test]
+    fn augmentation_is_a_setting_of_a_run() {
+        let set = |sets: &[&str]| {
+            let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+            settings(&crate::config::load(None, &sets).unwrap().value.data)
+        };
+        let plain = set(&[]);
+        assert_eq!((&plain["augment"], plain["times"].is_null()), (&"none".into(), true));
+        assert_eq!(set(&["data.augment=square"])["augment"], "square");
+        assert_ne!(set(&["data.train_steps=2"])["train_steps"], plain["train_steps"]);
     }
 
     /// Runs without a regression resume whatever version wrote them.

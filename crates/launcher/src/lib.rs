@@ -43,7 +43,7 @@ use isobar_command::terminal;
 #[derive(Debug, Args)]
 pub struct LaunchArgs {
     /// Number of ranks; by default as many as the hosts take
-    #[arg(short = 'n', long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(short = 'n', long, value_name = "RANKS", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=65536))]
     ranks: Option<u32>,
     /// Hosts and how many ranks each takes, filled in order: `a:2,b:2`
     #[arg(long, value_name = "HOST:RANKS,...", conflicts_with = "hostfile")]

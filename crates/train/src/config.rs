@@ -60,6 +60,9 @@ impl RunConfig {
     /// assert!(named("../x").check().is_err());
     /// ```
     pub fn check(&self) -> Result<()> {
+        if self.output.as_os_str().is_empty() {
+            return Err(Error::setting("run.output", "\"\"", "a folder", "runs"));
+        }
         let name = self.name.as_str();
         let problem = match () {
             () if name.is_empty() => "empty",

@@ -116,15 +116,17 @@ pub enum Error {
         group: String,
     },
     /// The loss is NaN or infinite.
-    #[error("loss is {value} at step {step}; lower the learning rate or check the data for such values")]
+    #[error("loss is {value} at step {step}; {advice}")]
     NonFiniteLoss {
         /// The loss.
         value: f64,
         /// The step, from 0.
         step: u64,
+        /// Settings that may be the cause, each with a value to try.
+        advice: String,
     },
     /// A value of a step is NaN or infinite, and what made it was found.
-    #[error("step {step}: {what}. The step computed again shows where: {origin}")]
+    #[error("{}{what}. The step computed again shows where: {origin}", at_step(*step, what))]
     NonFinite {
         /// The step, from 0.
         step: u64,
@@ -270,10 +272,12 @@ pub enum Error {
         path: PathBuf,
     },
     /// There is nothing to resume from.
-    #[error("no checkpoint in {}; start without resuming, or name the folder that holds `step_<number>`", path.display())]
+    #[error("{}", no_checkpoint(path, *key))]
     NoCheckpoint {
         /// The folder that was searched.
         path: PathBuf,
+        /// The configuration key that names it.
+        key: Option<&'static str>,
     },
     /// Saved optimizer state does not fit.
     #[error("optimizer state is refused: {reason}")]
@@ -394,12 +398,53 @@ impl Error {
         found: impl std::fmt::Display,
         expected: impl Into<String>,
     ) -> Self {
-        Self::Invalid { what: what.into(), found: found.to_string(), expected: expected.into() }
+        let found = found.to_string();
+        // Rust writes 1e300 with 300 digits.
+        let number = found.parse::<f64>().ok().filter(|_| found.len() > MOST_DIGITS);
+        let found = number.map_or(found, |number| format!("{number:e}"));
+        Self::Invalid { what: what.into(), found, expected: expected.into() }
+    }
+
+    pub(crate) fn no_checkpoint(path: &Path) -> Self {
+        Self::NoCheckpoint { path: path.to_owned(), key: None }
+    }
+
+    /// Names the configuration key that asked for a checkpoint, if there is none.
+    pub(crate) fn asked_by(self, key: &'static str) -> Self {
+        match self {
+            Self::NoCheckpoint { path, .. } => Self::NoCheckpoint { path, key: Some(key) },
+            other => other,
+        }
     }
 
     pub(crate) fn checkpoint(path: &Path, reason: impl Into<String>) -> Self {
         Self::Checkpoint { path: path.to_owned(), reason: reason.into() }
     }
+}
+
+/// Most digits of a number in an error: those of an integer of 64 bits with its sign, and of a float64.
+const MOST_DIGITS: usize = 24;
+
+/// The step of an error that does not name it itself.
+fn at_step(step: u64, what: &Error) -> String {
+    match what {
+        Error::NonFiniteLoss { .. } => String::new(),
+        _ => format!("step {step}: "),
+    }
+}
+
+fn no_checkpoint(path: &Path, key: Option<&str>) -> String {
+    let shown = path.display();
+    let Some(key) = key else {
+        return format!(
+            "no checkpoint in {shown}; start without resuming, or name the folder that holds `step_<number>`"
+        );
+    };
+    let problem = if path.exists() { "has no checkpoint" } else { "does not exist" };
+    format!(
+        "{key} is {shown}, which {problem}; expected the folder of a checkpoint or of a run, or a safetensors file, as in --set \
+         {key}=runs/NAME"
+    )
 }
 
 /// Adds what was being done to an error of libtorch or of the system.

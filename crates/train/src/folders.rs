@@ -94,5 +94,5 @@ pub(crate) fn newest(path: &Path) -> Result<PathBuf> {
         return Ok(path.to_owned());
     }
     let root = root_of(path);
-    checkpoints(&root)?.into_iter().next().ok_or(Error::NoCheckpoint { path: root })
+    checkpoints(&root)?.into_iter().next().ok_or_else(|| Error::no_checkpoint(&root))
 }

@@ -107,8 +107,8 @@ impl WeightsConfig {
     /// [`Error::Invalid`] if there are fewer.
     pub fn check_steps(&self, steps: usize) -> Result<()> {
         match &self.lead {
-            Some(Lead::Steps(weights)) if weights.len() < steps => {
-                let expected = format!("a weight for each of the {steps} steps of data.train_steps");
+            Some(Lead::Steps(weights)) if weights.len() != steps => {
+                let expected = format!("a weight for each step, of which data.train_steps has {steps}");
                 let works = format!("{:?}", vec![1.0; steps]);
                 Err(Error::setting("train.weights.lead", format!("{weights:?}"), &expected, works))
             }

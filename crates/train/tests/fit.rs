@@ -217,6 +217,11 @@ fn a_loss_that_is_not_finite_is_an_error() {
     let errors = threads::run(2, DEADLINE, |world| run(&world, &config).unwrap_err());
     for error in errors {
         assert!(matches!(error, Error::NonFinite { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.starts_with("loss is") && text.matches("at step").count() == 1, "{text}");
+        for words in ["(--set optimizer.lr=", "(--set train.clip_norm=1.0)", "check the data"] {
+            assert!(text.contains(words), "{text}");
+        }
     }
 }
 

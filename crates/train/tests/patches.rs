@@ -305,12 +305,40 @@ fn patches_without_points_are_refused() {
     };
     let none = PatchConfig { patch_shape: [0, 4], ..patches(true) };
     let error = refused(none);
-    assert!(error.contains("patch_shape is [0, 4]"), "{error}");
+    let expected = "task.patches.patch_shape is [0, 4], expected 1 row and 1 column at least; --set task.patches.patch_shape=[16,16]";
+    assert_eq!(error, expected);
     for patch_num in [0, usize::MAX] {
         let wrong = PatchConfig { patch_num, ..patches(true) };
         let error = refused(wrong);
         assert!(error.contains(&format!("patch_num is {patch_num}, expected 1 to 65536")), "{error}");
     }
     let error = patches(true).check_extents(&[8, 8, 8]).unwrap_err().to_string();
-    assert!(error.contains("patches need fields of two dims"), "{error}");
+    assert!(error.contains("task.patches needs fields of two dims"), "{error}");
+    let error = patches(true).check_extents(&[1, 1]).unwrap_err().to_string();
+    assert!(error.ends_with("those of the grid; --set task.patches.patch_shape=[1,1]"), "{error}");
+}
+
+/// Each error names its key, and a value that works.
+#[rstest]
+#[case(|c: &mut DiffusionConfig| c.p_mean = 1e10, "task.p_mean is 10000000000.0 with p_std 1.2", "--set task.p_mean=-1.2")]
+#[case(|c: &mut DiffusionConfig| c.p_std = -1.0, "task.p_std is -1.0", "--set task.p_std=1.2")]
+#[case(|c: &mut DiffusionConfig| c.sampler.sigma_min = 0.0, "task.sampler.sigma_min is 0", "--set task.sampler.sigma_min=0.002")]
+#[case(|c: &mut DiffusionConfig| c.sampler.s_churn = 1e300, "task.sampler.S_churn is 1e300, expected a number from 0 to 1000000", "--set task.sampler.S_churn=0.0")]
+#[case(
+    |c: &mut DiffusionConfig| (c.sampler.s_min, c.sampler.s_max) = (5.0, Some(1.0)),
+    "task.sampler.S_max is 1, expected at least S_min = 5",
+    "leave it out for no upper limit"
+)]
+#[case(|c: &mut DiffusionConfig| c.regression = Some("".into()), "task.regression is \"\"", "--set task.regression=runs/NAME")]
+fn settings_of_diffusion_are_named(
+    #[case] change: fn(&mut DiffusionConfig),
+    #[case] starts: &str,
+    #[case] ends: &str,
+) {
+    let setup = Setup { sigma_data: Some(SigmaData::All(0.5)), train_steps: 1, ..Setup::default() };
+    let mut config = DiffusionConfig::default();
+    config.check(&setup).unwrap();
+    change(&mut config);
+    let error = config.check(&setup).unwrap_err().to_string();
+    assert!(error.starts_with(starts) && error.ends_with(ends), "{error}");
 }

@@ -18,13 +18,14 @@ use isobar_collectives::Group;
 use isobar_data::Parts;
 use isobar_manager::config::{Resolved, agree};
 use isobar_manager::{DistributedManager, logging};
-use isobar_train::checkpoint::{CheckpointSelector, Checkpoints, Contents, Keep, Loaded};
+use isobar_train::checkpoint::{self, CheckpointSelector, Checkpoints, Contents, Keep, Loaded};
 use isobar_train::config::{Predict, ScalarsAs};
 use isobar_train::{Error, FieldLayout, FieldModel, Forward, Parameters};
 use tch::Tensor;
 
 use self::fields::Place;
 use self::origin::Origin;
+use crate::checkpoint::explained;
 use crate::config::{Config, ConfigArgs};
 use crate::run::{self, Job, ModelMetadata, PER_RANK_KEYS, Run, Scoring, Source, Used, scoring};
 use isobar_command::exit::{Because, Exit};
@@ -40,13 +41,13 @@ pub(crate) struct PredictArgs {
     #[arg(long, value_name = "WHICH")]
     checkpoint: Option<String>,
     /// Numbers of samples or trajectories of the data file, from 0, as `0,3,5` or `0-3,7`; by default those kept for validation
-    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', value_parser = samples::parse)]
+    #[arg(long, value_name = "NUMBERS", allow_negative_numbers = true, value_delimiter = ',', value_parser = samples::parse)]
     samples: Option<Vec<RangeInclusive<usize>>>,
     /// Initial frame, for trajectories; by default the first one that has the frames of `data.history` before it
-    #[arg(long, value_name = "FRAME")]
+    #[arg(long, value_name = "FRAME", allow_negative_numbers = true)]
     start: Option<usize>,
     /// Number of steps, for trajectories; by default up to the file's last frame, or 1 for an ensemble. May be larger
-    #[arg(long, value_name = "STEPS")]
+    #[arg(long, value_name = "STEPS", allow_negative_numbers = true)]
     steps: Option<usize>,
     /// The file to write: HDF5 in the layout of the data, or with the extension .nc NetCDF-4 or .zarr Zarr with the conventions of CF; by default
     /// prediction.h5 in the folder of the run. A picture and a
@@ -69,6 +70,7 @@ pub(crate) fn command(args: &PredictArgs) -> Result<Exit> {
 fn predict(manager: &DistributedManager, resolved: &Resolved<Config>, args: &PredictArgs) -> Result<()> {
     agree(resolved, &manager.group(None)?, &PER_RANK_KEYS)?;
     let config = &resolved.value;
+    config.check()?;
     let said = run::with(manager, config, Prediction { config, args })?;
     if manager.rank() == 0 {
         said.iter().for_each(|line| terminal::line(line));
@@ -260,7 +262,13 @@ impl Prediction<'_> {
                 there.saturating_sub(1)
             )));
         }
-        Ok(ranges.iter().cloned().flatten().collect())
+        let samples: Vec<usize> = ranges.iter().cloned().flatten().collect();
+        match samples::repeated(&samples) {
+            None => Ok(samples),
+            Some(sample) => {
+                bail!(Exit::Usage.because(format!("--samples has {sample} twice; give each sample once")))
+            }
+        }
     }
 
     /// Initial frame and number of steps to predict; 0 for samples without time.
@@ -277,6 +285,13 @@ impl Prediction<'_> {
         };
         let (first, last) = (self.config.data.history - 1, times.len() - 1);
         let start = args.start.unwrap_or(first);
+        if start > last {
+            bail!(Exit::Usage.because(format!(
+                "--start={start} is no frame of {}, which has 0 to {last}; --start={}",
+                source.path(),
+                first.min(last)
+            )));
+        }
         let members = self.config.task.members();
         let steps = args.steps.unwrap_or(if members > 1 { 1 } else { last.saturating_sub(start) });
         if steps > MOST_STEPS {
@@ -288,10 +303,10 @@ impl Prediction<'_> {
                  task.members=1"
             )));
         }
-        if start > last || steps == 0 {
+        if steps == 0 {
             bail!(Exit::Usage.because(format!(
-                "{steps} steps from frame {start} are asked for; {} has the frames 0 to {last}: start earlier, or \
-                 say --steps",
+                "0 steps from frame {start} are asked for; {} has the frames 0 to {last}: start earlier, or give the number of \
+                 steps, as in --steps=1",
                 source.path()
             )));
         }
@@ -323,12 +338,13 @@ impl Prediction<'_> {
         let mut contents = Contents { params, buffers, optimizer: None };
         let mut load =
             |which: CheckpointSelector| Ok::<_, Error>((checkpoints.load(&which, &mut contents)?, which));
-        let (Loaded { path, state, .. }, which) = match self.args.checkpoint.as_deref() {
-            Some("best") => load(CheckpointSelector::Best)?,
-            Some("latest") => load(CheckpointSelector::Newest)?,
-            Some(path) => load(CheckpointSelector::At(PathBuf::from(path)))?,
-            None => run::best_or_newest(&checkpoints, &mut contents)?,
+        let loaded = match self.args.checkpoint.as_deref() {
+            Some("best") => load(CheckpointSelector::Best).map_err(Into::into),
+            Some("latest") => load(CheckpointSelector::Newest).map_err(Into::into),
+            Some(path) => load(CheckpointSelector::At(path.into())).map_err(Into::into),
+            None => run::best_or_newest(&checkpoints, &mut contents),
         };
+        let (Loaded { path, state, .. }, which) = loaded.map_err(|error| self.without_checkpoint(error))?;
         let origin = Origin::new(path.clone(), which, &state);
         if Used::of(&state).as_ref() != regression {
             bail!(Exit::Usage.because(format!(
@@ -344,6 +360,30 @@ impl Prediction<'_> {
         })?;
         self.means_the_same(&path, &metadata)?;
         Ok((metadata, origin))
+    }
+
+    /// Names the option and the way out if there is no checkpoint.
+    fn without_checkpoint(&self, error: anyhow::Error) -> anyhow::Error {
+        let error = match error.downcast::<Error>() {
+            Ok(error @ Error::NoCheckpoint { .. }) => error,
+            Ok(error) => return error.into(),
+            Err(error) => return error,
+        };
+        let folder = self.config.run.folder();
+        let why = match self.args.checkpoint.as_deref() {
+            Some(path) if path != "best" && path != "latest" => {
+                let error = explained(error, Path::new(path));
+                format!("--checkpoint is {path:?}: {error}; or give best or latest")
+            }
+            Some("best") if checkpoint::list(&folder).is_ok() => {
+                format!("no checkpoint in {} has a validation error; --checkpoint=latest", folder.display())
+            }
+            _ => format!(
+                "no checkpoint in {}; train the run first, or give --checkpoint=PATH",
+                folder.display()
+            ),
+        };
+        Exit::Data.because(why).into()
     }
 
     /// Rejects a network that was trained on other fields, or to predict something else.

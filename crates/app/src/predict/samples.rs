@@ -1,5 +1,6 @@
 //! `--samples`: numbers and ranges of them.
 
+use std::collections::HashSet;
 use std::ops::RangeInclusive;
 
 /// Reads `7` or `0-3`.
@@ -16,6 +17,12 @@ pub(super) fn parse(text: &str) -> Result<RangeInclusive<usize>, String> {
         Some(range) => Ok(range),
         None => Err("expected a sample's number such as 7, or a range such as 0-3".to_owned()),
     }
+}
+
+/// Returns the first number that is given twice.
+pub(super) fn repeated(samples: &[usize]) -> Option<usize> {
+    let mut seen = HashSet::new();
+    samples.iter().copied().find(|sample| !seen.insert(*sample))
 }
 
 /// Numbers as [`parse`] reads them, separated by commas.
@@ -51,5 +58,10 @@ mod tests {
     fn numbers_in_a_row_are_a_range() {
         assert_eq!(text(&[0, 1, 2, 5, 4, 9]), "0-2,5,4,9");
         assert_eq!(text(&[]), "");
+    }
+
+    #[test]
+    fn a_number_that_is_given_twice_is_found() {
+        assert_eq!((repeated(&[2, 0, 1]), repeated(&[0, 1, 2, 1])), (None, Some(1)));
     }
 }

@@ -156,7 +156,10 @@ pub(crate) fn best_or_newest(
 /// The model of a trained run that reads and predicts what `second` does.
 fn trained(settings: &objective::FirstStage, second: &Config) -> Result<ModelConfig> {
     let objective::FirstStage { key, folder, .. } = settings;
-    let first: Config = config::load(&Sources::default().file(&of_run(folder)?))?.value;
+    let file = of_run(folder).map_err(|error| {
+        Exit::Usage.because(format!("task.{key} is {folder:?}: {error}; --set task.{key}=runs/NAME"))
+    })?;
+    let first: Config = config::load(&Sources::default().file(&file))?.value;
     let refuse = |problem: String| -> Result<ModelConfig> {
         bail!(Exit::Usage.because(format!("task.{key} is {}, {problem}", folder.display())))
     };

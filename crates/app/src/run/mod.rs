@@ -198,6 +198,9 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
     let first_stage = FirstStage::open(config, job.goes_on_from().as_deref(), &world)?;
     // From the configuration and the file's header, before anything is allocated or read.
     let opened = Source::open(&config.data).and_then(|source| {
+        if J::TRAINS {
+            source.has_samples(&config.data)?;
+        }
         let mut fields = source.spec(&config.data)?;
         let conditions = source.names.conditions(&*source.data, &config.data, &fields)?;
         if let Some(conditions) = &conditions {
@@ -209,9 +212,6 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
         let given = given.map(|fields| config.fields_of_model(fields));
         check_model(&config.model, &given)?;
         let [fields, _] = given;
-        if J::TRAINS {
-            source.has_samples(&config.data)?;
-        }
         Ok((Vec::new(), (source, fields, conditions)))
     });
     let ((source, fields, conditions), _) = all_ok(&world, opened)?;

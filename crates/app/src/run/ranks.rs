@@ -7,7 +7,7 @@ use isobar_manager::{DeviceMesh, DistributedManager};
 use isobar_train::{DATA_AXIS, DOMAIN_AXES, MODEL_AXIS, Ranks, SHARD_AXIS};
 
 use crate::config::Config;
-use isobar_command::exit::{Because, Exit};
+use isobar_command::exit::{self, Because, Exit};
 
 /// Arrangement of the ranks.
 pub(crate) struct Arrangement {
@@ -40,7 +40,7 @@ impl Arrangement {
                      for instance --set 'distributed.mesh.names=[\"data\"]'"
                 )));
             }
-            let made = manager.initialize_mesh(&mesh.shape, &names)?;
+            let made = manager.initialize_mesh(&mesh.shape, &names).map_err(of_keys)?;
             let sharded = |name: &&str| *name == SHARD_AXIS || DOMAIN_AXES.contains(name);
             if names.iter().any(sharded) {
                 domain = Some(made.clone());
@@ -97,6 +97,18 @@ impl Arrangement {
             None => Ranks { world, gradients: data.clone(), data, shards: None },
         };
         Ok(Self { ranks, model, domain })
+    }
+}
+
+/// Names the keys of a mesh that cannot be made.
+fn of_keys(error: isobar_manager::Error) -> anyhow::Error {
+    let error = anyhow::Error::from(error);
+    match exit::of(&error) {
+        Exit::Usage => {
+            let works = "--set 'distributed.mesh.names=[\"data\"]' --set 'distributed.mesh.shape=[-1]'";
+            Exit::Usage.because(format!("distributed.mesh: {error}; {works}")).into()
+        }
+        _ => error,
     }
 }
 

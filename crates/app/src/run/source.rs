@@ -222,8 +222,10 @@ impl Source {
             )));
         }
         if self.has_steps() {
-            has_frames(train, config, &[("train_steps", config.train_steps.most())])?;
-            has_frames(validation, config, &[("validation_steps", config.validation_steps)])?;
+            let steps = ("train_steps", config.train_steps.most());
+            has_frames(train, config, steps, ("train_times", config.train_times.is_some()))?;
+            let steps = ("validation_steps", config.validation_steps);
+            has_frames(validation, config, steps, ("validation_times", config.validation_times.is_some()))?;
         }
         Ok(())
     }
@@ -234,28 +236,43 @@ fn extents(data: &dyn Dataset) -> Vec<usize> {
     data.dims().iter().map(|dim| dim.coordinates.len()).collect()
 }
 
-/// Checks that trajectories have the frames of some steps and of the history before them.
-fn has_frames(part: &Part, config: &DataConfig, keys: &[(&str, usize)]) -> Result<()> {
+/// Checks that trajectories have the frames of some steps and of the history before them. `times` is the key that chooses the frames,
+/// and true if it is set.
+fn has_frames(
+    part: &Part,
+    config: &DataConfig,
+    (key, steps): (&str, usize),
+    times: (&str, bool),
+) -> Result<()> {
     let (path, frames) = (part.data.path().display(), part.data.times().map_or(0, <[f64]>::len));
     let history = config.history;
-    if frames < history + 1 {
-        let past = match history {
-            1 => String::new(),
-            _ => format!(", {history} of them as history (data.history)"),
-        };
-        bail!(Exit::Data.because(format!(
-            "trajectories of {path} have {frames} frames, expected {} or more{past}",
-            history + 1
+    if frames < 2 || (times.1 && frames <= history) {
+        let least = history.saturating_add(1);
+        let (times, is_set) = times;
+        let times = if is_set { times } else { "times" };
+        match is_set || config.times.is_some() {
+            true => bail!(Exit::Usage.because(format!(
+                "data.{times} leaves {frames} frames of {path}, expected {least} or more, as data.history is {history}; \
+                 --set 'data.{times}=[FIRST, LAST]' with a longer interval"
+            ))),
+            false => bail!(Exit::Data.because(format!(
+                "trajectories of {path} have {frames} frames, expected {least} or more"
+            ))),
+        }
+    }
+    let most = frames - 1;
+    if history > most {
+        bail!(Exit::Usage.because(format!(
+            "data.history is {history}, expected 1 to {most}: trajectories of {path} have {frames} frames; --set \
+             data.history={most}"
         )));
     }
-    for (key, steps) in keys {
-        let most = frames - history;
-        if !(1..=most).contains(steps) {
-            bail!(Exit::Usage.because(format!(
-                "data.{key} is {steps}, expected 1 to {most}: trajectories of {path} have {frames} frames; --set data.{key}={}",
-                steps.clamp(&1, &most)
-            )));
-        }
+    let most = frames - history;
+    if !(1..=most).contains(&steps) {
+        bail!(Exit::Usage.because(format!(
+            "data.{key} is {steps}, expected 1 to {most}: trajectories of {path} have {frames} frames; --set data.{key}={}",
+            steps.clamp(1, most)
+        )));
     }
     Ok(())
 }

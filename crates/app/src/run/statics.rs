@@ -459,7 +459,7 @@ mod tests {
     #[case::in_time(json!({ "statics": ["time_of_day"] }), "which changes in time; name it in data.forcings")]
     #[case::no_calendar(json!({ "forcings": ["day_of_year"] }), "day_of_year needs dates, but the times of")]
     #[case::turned(json!({ "statics": ["mask"], "augment": "square" }), "--set data.augment=none")]
-    #[case::history(json!({ "history": 6 }), "have 6 frames, expected 7 or more, 6 of them as history")]
+    #[case::history(json!({ "history": 6 }), "data.history is 6, expected 1 to 5: trajectories of")]
     #[case::steps(json!({ "history": 3, "train_steps": 4 }), "data.train_steps is 4, expected 1 to 3")]
     #[case::samples(json!({ "validation_samples": 2 }), "--set data.validation_samples=0")]
     fn what_does_not_fit_is_refused(#[case] own: Value, #[case] expected: &str) {

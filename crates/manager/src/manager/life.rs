@@ -415,8 +415,13 @@ fn watch_options(
 fn model_parallel_size(environment: &Environment) -> Result<Option<i64>> {
     const NAME: &str = "MODEL_PARALLEL_SIZE";
     let Some(value) = environment.get(NAME) else { return Ok(None) };
-    let wrong = |_| Error::Value { name: NAME, value: value.to_owned(), expected: "a number of ranks" };
-    value.parse().map(Some).map_err(wrong)
+    match value.parse() {
+        Ok(size) if size >= 1 => Ok(Some(size)),
+        _ => {
+            let expected = "a number of ranks, 1 or more";
+            Err(Error::Value { name: NAME, value: value.to_owned(), expected })
+        }
+    }
 }
 
 fn bound() -> Option<DistributedManager> {

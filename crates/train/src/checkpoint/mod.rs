@@ -263,7 +263,9 @@ impl Checkpoints {
             }
             Resume::Never => Ok(None),
             Resume::Auto if found.is_empty() => Ok(None),
-            Resume::Auto | Resume::Must => self.load(&CheckpointSelector::Newest, contents).map(Some),
+            Resume::Auto | Resume::Must => {
+                self.load(&CheckpointSelector::Newest, contents).map(Some).map_err(without_resuming)
+            }
         }
     }
 
@@ -355,6 +357,20 @@ impl Checkpoints {
 /// [`Error::NoCheckpoint`] where there is none, [`Error::Checkpoint`] where its manifest is torn or foreign.
 pub fn read_run_state(path: &Path) -> Result<RunState> {
     Ok(manifest::Manifest::read(&folder::newest(path)?)?.state)
+}
+
+/// Adds how a run whose checkpoints are damaged starts all the same.
+fn without_resuming(error: Error) -> Error {
+    match error {
+        Error::Checkpoint { path, reason } => Error::Checkpoint {
+            path,
+            reason: format!(
+                "{reason}; restore the files, choose another name (--set run.name=NAME), or start from the beginning in its place \
+                 (--overwrite)"
+            ),
+        },
+        other => other,
+    }
 }
 
 /// A word that no other save has.

@@ -52,21 +52,38 @@ pub(super) fn load(
         match settle(world, own)? {
             Verdict::Take(read) => {
                 let Read { digest, state, facts, shards, .. } = *read;
-                crate::agree::agree(world, contents.restore(facts.as_ref(), shards))?;
+                let restored = contents.restore(facts.as_ref(), shards);
+                crate::agree::agree(world, restored.map_err(|error| unfit(error, path)))?;
+                if world.rank() == 0 {
+                    refusals.iter().for_each(|reason| {
+                        tracing::warn!("{reason}; {} is loaded in its place", path.display());
+                    });
+                }
                 return Ok(Loaded { path: path.clone(), state, digest });
             }
             Verdict::Refuse(own) if candidates.len() == 1 => return Err(own),
-            Verdict::Refuse(own) => {
-                if world.rank() == 0 {
-                    tracing::warn!("{own}; trying the one before");
-                }
-                refusals.push(own.to_string());
-            }
+            Verdict::Refuse(own) => refusals.push(own.to_string()),
         }
     }
     match refusals.is_empty() {
-        true => Err(Error::NoCheckpoint { path: root }),
+        true => Err(Error::no_checkpoint(&root)),
         false => Err(Error::checkpoint(&root, format!("none in it is whole: {}", refusals.join("; ")))),
+    }
+}
+
+/// Names the checkpoint whose optimizer state does not fit.
+fn unfit(error: Error, path: &Path) -> Error {
+    match error {
+        Error::OptimizerState { reason } => {
+            let path = path.to_owned();
+            let reason = format!(
+                "its optimizer state does not fit: {reason}; or start a new run from its weights (--set run.name=NAME --set \
+                 checkpoint.init={})",
+                path.display()
+            );
+            Error::CheckpointUnfit { path, reason }
+        }
+        other => other,
     }
 }
 

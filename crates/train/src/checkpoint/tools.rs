@@ -70,7 +70,7 @@ pub fn list(path: &Path) -> Result<Vec<Listed>> {
         false => folder::checkpoints(&folder::root_of(path))?,
     };
     if paths.is_empty() {
-        return Err(Error::NoCheckpoint { path: path.to_owned() });
+        return Err(Error::no_checkpoint(path));
     }
     let look = |path: PathBuf| {
         let opened = Opened::folder(&path).and_then(|opened| opened.check_lengths().map(|()| opened));
@@ -225,7 +225,7 @@ pub(super) fn open_all(path: &Path) -> Result<Vec<(Opened, Manifest)>> {
         }
     }
     match found.is_empty() {
-        true => Err(Error::NoCheckpoint { path: path.to_owned() }),
+        true => Err(Error::no_checkpoint(path)),
         false => Ok(found),
     }
 }
@@ -245,7 +245,7 @@ fn open_newest(path: &Path) -> Result<(Opened, Manifest)> {
             }
         }
     }
-    Err(refused.unwrap_or(Error::NoCheckpoint { path: path.to_owned() }))
+    Err(refused.unwrap_or_else(|| Error::no_checkpoint(path)))
 }
 
 fn open(path: &Path) -> Result<(Opened, Manifest)> {
@@ -253,7 +253,7 @@ fn open(path: &Path) -> Result<(Opened, Manifest)> {
     opened.check_lengths()?;
     match opened.manifest.take() {
         Some(manifest) => Ok((opened, manifest)),
-        None => Err(Error::NoCheckpoint { path: path.to_owned() }),
+        None => Err(Error::no_checkpoint(path)),
     }
 }
 

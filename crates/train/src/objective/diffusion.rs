@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::patches::{Cover, PatchConfig};
-use super::{FirstStage, Inputs, Objective, ObjectiveArray, Setup, Target, Training};
+use super::{FirstStage, Inputs, Objective, ObjectiveArray, Setup, Target, Training, settings};
 use crate::loss::{LossArray, Weighting};
 use crate::task::BoxError;
 
@@ -113,12 +113,15 @@ impl Objective for DiffusionConfig {
             )
             .into());
         }
+        if self.regression.as_ref().is_some_and(|folder| folder.as_os_str().is_empty()) {
+            return Err("task.regression is \"\", expected the folder of a trained run; --set task.regression=runs/NAME".into());
+        }
         if self.condition_on_mean && self.regression.is_none() {
             return Err("task.condition_on_mean is on, but there is no task.regression that predicts the mean; name the folder of a \
                         trained run: --set task.regression=runs/…"
                 .into());
         }
-        Denoising::new(self, sigma_data).map(drop).map_err(|error| format!("[task]: {error}").into())
+        self.check_numbers(sigma_data)
     }
 
     fn check_fields(&self, fields: &FieldSpec, has_conditions: bool) -> Result<(), BoxError> {
@@ -132,7 +135,7 @@ impl Objective for DiffusionConfig {
             .into());
         }
         let Some(patches) = &self.patches else { return Ok(()) };
-        patches.check_extents(&fields.extents).map_err(|error| format!("[task.patches]: {error}"))?;
+        patches.check_extents(&fields.extents)?;
         match patches.condition_on_input && has_conditions {
             false => Ok(()),
             true => Err(format!("data.scalars_as is \"conditions\", but {WHOLE_INPUT}").into()),
@@ -200,7 +203,19 @@ impl DiffusionConfig {
         {
             return Err(WHOLE_INPUT.into());
         }
-        Ok(Denoising::new(self, sigma_data)?)
+        Denoising::new(self, sigma_data)
+    }
+
+    fn loss_with(&self, sigma_data: SigmaData) -> EdmLoss {
+        EdmLoss { p_mean: self.p_mean, p_std: self.p_std, sigma_data, ..EdmLoss::default() }
+    }
+
+    /// Checks the numbers that depend on no fields.
+    fn check_numbers(&self, sigma_data: SigmaData) -> Result<(), BoxError> {
+        let defaults = Self::default();
+        settings("task", &defaults, self.loss_with(sigma_data).check())?;
+        settings("task.sampler", &defaults.sampler, self.sampler.check())?;
+        self.patches.iter().try_for_each(PatchConfig::check)
     }
 }
 
@@ -214,12 +229,10 @@ struct Denoising {
 
 impl Denoising {
     /// For a denoiser of data with the standard deviation `sigma_data`.
-    fn new(config: &DiffusionConfig, sigma_data: SigmaData) -> isobar_models::Result<Self> {
-        let DiffusionConfig { p_mean, p_std, members, sampler, patches, .. } = config.clone();
-        let loss = EdmLoss { p_mean, p_std, sigma_data, ..EdmLoss::default() };
-        loss.check()?;
-        sampler.check()?;
-        patches.iter().try_for_each(PatchConfig::check)?;
+    fn new(config: &DiffusionConfig, sigma_data: SigmaData) -> Result<Self, BoxError> {
+        config.check_numbers(sigma_data.clone())?;
+        let loss = config.loss_with(sigma_data);
+        let DiffusionConfig { members, sampler, patches, .. } = config.clone();
         Ok(Self { loss, sampler, members: members.max(1), patches })
     }
 

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use isobar_models::{FieldSpec, SigmaData};
 use isobar_registry::{Choice, Entry, Family, Holds, Registered};
 use isobar_shard::ShardTensor;
+use serde::Serialize;
 use tch::Tensor;
 
 pub use self::diffusion::DiffusionConfig;
@@ -25,6 +26,25 @@ pub use self::regression::RegressionConfig;
 pub use self::training::{Target, Training};
 use crate::metric::MetricArray;
 use crate::task::BoxError;
+
+/// Names the configuration key that an error of a model's settings is about, with its default as a value that works. `defaults` are
+/// those of `table`; an error about another value is left as it is.
+fn settings(
+    table: &str,
+    defaults: &impl Serialize,
+    checked: isobar_models::Result<()>,
+) -> Result<(), BoxError> {
+    checked.map_err(|error| {
+        let isobar_models::Error::Config { reason, .. } = &error else { return error.into() };
+        let key = reason.split([' ', '[']).next().unwrap_or_default();
+        let defaults = serde_json::to_value(defaults).unwrap_or_default();
+        match defaults.get(key) {
+            None => error.into(),
+            Some(serde_json::Value::Null) => format!("{table}.{reason}").into(),
+            Some(works) => format!("{table}.{reason}; --set {table}.{key}={works}").into(),
+        }
+    })
+}
 
 /// Training task that a TOML file can name: `[task] type = "NAME"` with its settings. It computes the training loss of a network,
 /// and its predictions.

@@ -5,6 +5,7 @@ use isobar_models::{Batch, Patching};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::settings;
 use crate::task::BoxError;
 
 /// `[task.patches]`: training on random patches of the fields, and sampling with overlapping ones that cover them, as CorrDiff
@@ -56,9 +57,16 @@ fn yes() -> bool {
 
 impl PatchConfig {
     /// Checks the options that do not depend on the fields.
-    pub(crate) fn check(&self) -> isobar_models::Result<()> {
+    pub(crate) fn check(&self) -> Result<(), BoxError> {
         let size = self.patch();
-        Patching::check_random(size, size, self.patch_num)
+        self.named([16, 16], Patching::check_random(size, size, self.patch_num))
+    }
+
+    /// Names the key that an error is about. Patches of extents `works` are valid.
+    fn named(&self, works: [usize; 2], checked: isobar_models::Result<()>) -> Result<(), BoxError> {
+        let defaults =
+            Self { patch_shape: works, patch_num: one(), overlap_pix: 0, boundary_pix: 0, ..*self };
+        settings("task.patches", &defaults, checked)
     }
 
     /// Checks that fields of these extents can be cut into such patches and covered by them.
@@ -68,10 +76,15 @@ impl PatchConfig {
     /// Fields that are not two-dimensional, or numbers that [`Patching::random`] or [`Patching::covering`] refuse.
     pub fn check_extents(&self, extents: &[usize]) -> Result<(), BoxError> {
         let &[height, width] = extents else {
-            return Err(format!("patches need fields of two dims, got extents {extents:?}").into());
+            return Err(format!(
+                "task.patches needs fields of two dims, got extents {extents:?}; remove [task.patches]"
+            )
+            .into());
         };
         self.check()?;
-        self.covering([height as i64, width as i64]).map(drop)
+        let grid = [height as i64, width as i64];
+        let covered = Patching::covering(grid, self.patch(), self.overlap_pix, self.boundary_pix);
+        self.named([height, width], covered.map(drop))
     }
 
     fn patch(&self) -> [i64; 2] {

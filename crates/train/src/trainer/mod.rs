@@ -83,6 +83,9 @@ pub struct FitConfig {
     pub identity: serde_json::Value,
     /// Settings of the task. A run that resumes with others, like one with another loss, continues with a warning.
     pub task: serde_json::Value,
+    /// Settings of the samples that change training, but not the meaning of the data, such as augmentation. A run that resumes with
+    /// others continues with a warning.
+    pub data: serde_json::Value,
     /// External requests for checkpoints.
     pub signals: Signals,
     /// Reaction to a disk without room for checkpoints, and to hosts without memory for gradients and the optimizer's state.
@@ -281,7 +284,8 @@ impl<'a, T: Task> Run<'a, T> {
             tracing::info!(step = state.step, epoch = state.epoch, "resumed from {}", path.display());
         } else if let Some(path) = &config.checkpoint.init {
             let mut weights = Contents { params: &params, buffers, optimizer: None };
-            let loaded = checkpoints.load(&CheckpointSelector::At(path.clone()), &mut weights)?;
+            let loaded = checkpoints.load(&CheckpointSelector::At(path.clone()), &mut weights);
+            let loaded = loaded.map_err(|error| error.asked_by("checkpoint.init"))?;
             tracing::info!("weights are those of {}", loaded.path.display());
         }
         let extent = Extent {

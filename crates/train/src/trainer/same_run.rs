@@ -66,8 +66,13 @@ pub(super) fn differences(key: &str, saved: &Value, now: &Value, found: &mut Vec
             }
         }
         _ if saved == now => {}
-        _ => found.push(format!("{key} {saved}, this run has {now}")),
+        _ => found.push(format!("{key} {}, this run has {}", shown(saved), shown(now))),
     }
+}
+
+/// A value in words; an option without one is `unset`.
+fn shown(value: &Value) -> String {
+    if value.is_null() { "unset".to_owned() } else { value.to_string() }
 }
 
 #[cfg(test)]

@@ -28,6 +28,10 @@ impl FitConfig {
         self.optimizer.check()?;
         schedule::check(&self.schedule)?;
         self.data_parallel.check()?;
+        if self.checkpoint.init.as_ref().is_some_and(|path| path.as_os_str().is_empty()) {
+            let expected = "the folder of a checkpoint or of a run, or a safetensors file; --set checkpoint.init=runs/NAME, or leave it out";
+            return Err(Error::invalid("checkpoint.init", "\"\"", expected));
+        }
         let minutes = self.checkpoint.every_minutes;
         match std::time::Duration::try_from_secs_f64(minutes * 60.0) {
             Ok(_) => Ok(()),
@@ -79,7 +83,7 @@ mod tests {
     use super::*;
     use crate::config::OptimizerKind;
     use crate::loss::Huber;
-    use crate::optim::{LionConfig, SgdConfig};
+    use crate::optim::{AdamWConfig, LionConfig, SgdConfig};
     use crate::schedule::{Constant, Cosine};
 
     #[rstest]
@@ -102,7 +106,12 @@ mod tests {
     #[case::warm_up(|c: &mut FitConfig| c.schedule = Constant { warmup_epochs: f64::NAN }.into(), "schedule.warmup_epochs is NaN, expected a finite number of epochs, 0 or more; --set schedule.warmup_epochs=0.0")]
     #[case::loss(|c: &mut FitConfig| c.train.loss = Huber { delta: -1.0 }.into(), "train.loss.delta is -1, expected a finite number above 0; --set train.loss.delta=1.0")]
     #[case::buckets(|c: &mut FitConfig| c.data_parallel.bucket_mb = 0.0, "data_parallel.bucket_mb is 0, expected a finite number of MiB above 0; --set data_parallel.bucket_mb=4")]
-    #[case::minutes(|c: &mut FitConfig| c.checkpoint.every_minutes = 1e300, "--set checkpoint.every_minutes=30")]
+    #[case::minutes(|c: &mut FitConfig| c.checkpoint.every_minutes = 1e300, "checkpoint.every_minutes is 1e300, expected a number of 0 or more; --set checkpoint.every_minutes=30")]
+    #[case::init(|c: &mut FitConfig| c.checkpoint.init = Some("".into()), "checkpoint.init is \"\", expected the folder of a checkpoint")]
+    #[case::eps(
+        |c: &mut FitConfig| c.optimizer = OptimizerKind::from(AdamWConfig { eps: 0.0, ..AdamWConfig::default() }),
+        "optimizer.eps is 0, expected a finite number above 0; --set optimizer.eps=1e-8"
+    )]
     #[case::decay(
         |c: &mut FitConfig| c.optimizer = OptimizerKind::from(SgdConfig { weight_decay: -1.0, ..SgdConfig::default() }),
         "--set optimizer.weight_decay=0.0"

@@ -9,6 +9,7 @@ use tch::Tensor;
 
 use super::Run;
 use crate::clip::unscale_and_clip;
+use crate::config::{Precision, TrainConfig};
 use crate::error::{Context, Error, Result};
 use crate::optim::Optimizer;
 use crate::replicas::check_replicas;
@@ -19,6 +20,33 @@ use crate::triggers::Requests;
 struct Passes {
     /// Losses of this rank's samples, and how many samples each is the mean of.
     losses: Vec<(Tensor, usize)>,
+}
+
+/// Settings that may be the cause of a loss that is not finite.
+fn advice(step: u64, lr: f64, train: &TrainConfig) -> String {
+    let mut found = Vec::new();
+    // Before the first update, the learning rate has no effect.
+    if step > 0 {
+        found.push(format!("lower the learning rate (--set optimizer.lr={:e})", lr / 10.0));
+        if train.clip_norm.is_none() {
+            found.push("limit the norm of gradients (--set train.clip_norm=1.0)".to_owned());
+        }
+    }
+    if !matches!(train.precision, Precision::Float32 | Precision::Float64) {
+        found.push("use more bits (--set train.precision=float32)".to_owned());
+    }
+    found.push(match step {
+        0 => {
+            "check the data, the initial weights and the settings of [model] and [task], such as noise levels"
+                .to_owned()
+        }
+        _ => "check the data for such values".to_owned(),
+    });
+    match found.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, others)) => format!("{}, or {last}", others.join(", ")),
+        None => String::new(),
+    }
 }
 
 impl<T: Task> Run<'_, T> {
@@ -33,7 +61,9 @@ impl<T: Task> Run<'_, T> {
         let loss = match loss.is_finite() {
             true => loss,
             false => {
-                let error = Error::NonFiniteLoss { value: loss, step: self.state.step };
+                let step = self.state.step;
+                let advice = advice(step, self.schedule.lr(step), &self.config.train);
+                let error = Error::NonFiniteLoss { value: loss, step, advice };
                 return Err(self.explained(error, epoch, batch));
             }
         };

@@ -23,6 +23,7 @@ pub(super) fn settings(config: &FitConfig) -> Value {
         "optimizer": config.optimizer,
         "schedule": config.schedule,
         "task": config.task,
+        "data": config.data,
     })
 }
 
@@ -189,6 +190,8 @@ mod tests {
         now.train.weights.latitude = true;
         now.optimizer = OptimizerKind::from(AdamWConfig { lr: 0.5, ..AdamWConfig::default() });
         now.task = json!({ "type": "regression" });
+        now.data = json!({ "augment": "square" });
+        now.train.average_decay = Some(0.9);
         let found = say(&now);
         assert_eq!(found.len(), 1, "{found:?}");
         for words in [
@@ -196,7 +199,9 @@ mod tests {
             "optimizer.lr 0.001, this run has 0.5",
             "train.loss \"relative_l2\", this run has \"mse\"",
             "train.weights.latitude false, this run has true",
-            "task null, this run has {\"type\":\"regression\"}",
+            "task unset, this run has {\"type\":\"regression\"}",
+            "data unset, this run has {\"augment\":\"square\"}",
+            "train.average_decay unset, this run has 0.9",
         ] {
             assert!(found[0].contains(words), "{found:?}");
         }

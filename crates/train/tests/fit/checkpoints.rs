@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use isobar_collectives::{Group, threads};
 use isobar_train::checkpoint::{export, verify};
 use isobar_train::config::{CheckpointConfig, Resume, SaveMode};
+use isobar_train::optim::LionConfig;
 use isobar_train::{Error, FitConfig, Ranks, Signals, Stop, fit};
 use rstest::rstest;
 
@@ -68,7 +69,7 @@ fn resuming_needs_a_checkpoint_of_the_same_steps() {
     let both = FitConfig { seed: 4, identity, ..must.clone() };
     refused(
         both,
-        r#"seed 3, this run has 4; with identity null, this run has {"model":{"depth":4,"type":"afno"}}; give"#,
+        r#"seed 3, this run has 4; with identity unset, this run has {"model":{"depth":4,"type":"afno"}}; give"#,
     );
     let mut batch = must.clone();
     batch.train.batch_size = 5;
@@ -99,7 +100,7 @@ fn what_another_run_was_is_told_key_by_key() {
         serde_json::json!({"data": {"fields": ["v"]}, "model": {"depth": 6, "type": "fno", "modes": 8}});
     let error = run(&Group::single(), &config).unwrap_err().to_string();
     let (_, reason) = error.split_once("it was trained with ").unwrap();
-    let expected = r#"data.fields ["u"], this run has ["v"]; with model.depth 4, this run has 6; with model.modes null, this run has 8; give"#;
+    let expected = r#"data.fields ["u"], this run has ["v"]; with model.depth 4, this run has 6; with model.modes unset, this run has 8; give"#;
     assert!(reason.starts_with(expected), "{reason}");
 }
 
@@ -184,6 +185,25 @@ fn a_run_goes_on_from_the_newest_whole_checkpoint() {
     verify(&torn).unwrap();
 }
 
+/// The error names the checkpoint, and the ways out.
+#[test]
+fn state_of_another_optimizer_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    config.train.max_steps = Some(2);
+    run(&Group::single(), &config).unwrap();
+    config.checkpoint.resume = Resume::Auto;
+    config.optimizer = LionConfig::default().into();
+    let error = run(&Group::single(), &config).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, Error::CheckpointUnfit { .. }), "{text}");
+    for words in
+        ["step_00000002 is refused: its optimizer state", "--set optimizer.type=", "--set checkpoint.init="]
+    {
+        assert!(text.contains(words), "{text}");
+    }
+}
+
 #[test]
 fn weights_to_start_from() {
     let [first, second] = [(); 2].map(|()| tempfile::tempdir().unwrap());
@@ -200,7 +220,13 @@ fn weights_to_start_from() {
         let summary = start(init).unwrap();
         assert_eq!((summary.steps, summary.validation_error), (0, trained.validation_error));
     }
-    assert!(matches!(start(first.path().join("none")), Err(Error::NoCheckpoint { .. })));
+    let none = start(first.path().join("none")).unwrap_err();
+    let text = none.to_string();
+    assert!(matches!(none, Error::NoCheckpoint { key: Some("checkpoint.init"), .. }), "{text}");
+    assert!(
+        text.contains("none, which does not exist") && text.contains("--set checkpoint.init=runs/NAME"),
+        "{text}"
+    );
     std::fs::write(&file, "weights").unwrap();
     assert!(matches!(start(file), Err(Error::Checkpoint { .. })));
 }

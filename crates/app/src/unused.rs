@@ -1,0 +1,69 @@
+//! Keys that are set and have no effect in a run.
+
+use isobar_data::Missing;
+use isobar_train::config::ScalarsAs;
+
+use crate::config::Config;
+
+/// Warnings about keys that have no effect on so many ranks, one line each. Keys that can only be a mistake are errors of
+/// [`Config::check`].
+pub(crate) fn unused(config: &Config, ranks: usize) -> Vec<String> {
+    let Config { data, metrics, distributed, .. } = config;
+    let alone = ranks == 1;
+    let one_rank = "one rank has no connections";
+    let keys = [
+        (
+            "metrics.climatology",
+            metrics.climatology.is_some() && !metrics.report.iter().any(|metric| metric.needs_climatology()),
+            "no metric of metrics.report needs a climatology; --set 'metrics.report=[\"acc\"]', or leave it out",
+        ),
+        (
+            "data.fill",
+            data.fill != 0.0 && data.missing == Missing::Error,
+            "data.missing is \"error\"; --set data.missing=fill, or leave it out",
+        ),
+        (
+            "data.scalars_as",
+            data.scalars_as != ScalarsAs::default() && data.scalars.is_empty(),
+            "data.scalars names no variable",
+        ),
+        ("distributed.addr", alone && distributed.addr.is_some(), one_rank),
+        ("distributed.port", alone && distributed.port.is_some(), one_rank),
+        ("distributed.interface", alone && distributed.interface.is_some(), one_rank),
+    ];
+    let found = keys.into_iter().filter(|(_, is_unused, _)| *is_unused);
+    found.map(|(key, _, why)| format!("{key} has no effect in this run: {why}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::config::load;
+
+    #[rstest]
+    #[case::defaults(&[], 1, &[])]
+    #[case::climatology(&["metrics.climatology=c.h5", "metrics.report=[\"rmse\"]"], 1, &["metrics.climatology"])]
+    #[case::needed(&["metrics.climatology=c.h5", "metrics.report=[\"acc\"]"], 1, &[])]
+    #[case::fill(&["data.fill=1.0"], 1, &["data.fill"])]
+    #[case::filled(&["data.fill=1.0", "data.missing=fill"], 1, &[])]
+    #[case::scalars(&["data.scalars_as=conditions"], 1, &["data.scalars_as"])]
+    #[case::alone(
+        &["distributed.interface=nope0", "distributed.addr=h", "distributed.port=1"],
+        1,
+        &["distributed.addr", "distributed.port", "distributed.interface"]
+    )]
+    #[case::ranks(&["distributed.interface=eth0"], 2, &[])]
+    fn keys_without_effect_get_a_line_each(
+        #[case] sets: &[&str],
+        #[case] ranks: usize,
+        #[case] keys: &[&str],
+    ) {
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        let config = load(None, &sets).unwrap().value;
+        let found = unused(&config, ranks);
+        let named: Vec<&str> = found.iter().filter_map(|line| line.split(' ').next()).collect();
+        assert_eq!(named, keys, "{found:?}");
+    }
+}
