@@ -428,3 +428,55 @@ fn an_interrupted_output_leaves_nothing(#[case] words: &[&str], #[case] name: &s
     assert_eq!(ended.signal(), Some(signal as i32), "{ended}");
     assert_eq!(entries(), 0);
 }
+
+/// Commands on data keep missing values, levels and static fields, name what they leave out, and count all frames of a sample.
+#[test]
+fn data_commands_see_what_a_configuration_means() {
+    let folder = tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let text = |name: &str| path(name).display().to_string();
+    let missing = fixture("missing.nc").display().to_string();
+    let failed = data(&["stats", &missing]);
+    assert!(failed.ranks[0].stderr.contains("--set data.missing=fill (or mask)"), "{failed}");
+    let allow = ["--set", "data.missing=mask"];
+    let _ = data(&["stats", &missing, allow[0], allow[1]]).expect_success();
+    let _ = data(&["convert", &missing, &text("a.nc"), allow[0], allow[1]]).expect_success();
+    let count = |file: &str| {
+        let out = text("stats.json");
+        let _ = data(&["stats", file, "--output", &out, allow[0], allow[1]]).expect_success();
+        let told: serde_json::Value = serde_json::from_slice(&fs::read(out).unwrap()).unwrap();
+        told["channels"][0]["values"].clone()
+    };
+    assert_eq!(count(&text("a.nc")), count(&missing));
+
+    // A run: forcings and static fields are listed and counted; an unrelated folder of the default name is left alone.
+    let file = fixture("netcdf4.nc");
+    let config = path("some.toml");
+    let head =
+        format!("[data]\npath = {file:?}\nformat = \"netcdf\"\nfields = [\"u\"]\nvalidation_samples = 1\n");
+    fs::write(&config, format!("{head}forcings = [\"v\"]\nstatics = [\"mask\"]\nhistory = 2\n")).unwrap();
+    fs::create_dir_all(path("runs/run")).unwrap();
+    let here = |args: &[&str]| {
+        let launch = Launch::plain(1, ISOBAR).current_dir(folder.path()).deadline(Duration::from_secs(60));
+        launch.arg("data").args(args).run().unwrap().expect_success()
+    };
+    let shown = here(&["inspect", "some.toml", "--set", "train.batch_size=2"]).ranks[0].stdout.clone();
+    // 2 samples of 3 frames of 2 variables of 24 points, and the mask.
+    assert!(shown.contains("2 samples of 3 frames") && shown.contains("up to 1.1 KiB a rank"), "{shown}");
+    assert!(
+        shown.contains("static fields, 96 bytes, are read once")
+            && shown.contains("mask         [lat 4, lon 6]"),
+        "{shown}"
+    );
+    let shown = here(&["stats", "some.toml", "--all"]).ranks[0].stdout.clone();
+    assert!(["u ", "v ", "mask "].iter().all(|name| shown.contains(&format!("\n{name}"))), "{shown}");
+    assert!(!path("runs/run/stats.json").exists(), "{shown}");
+    let _ = here(&["stats", "some.toml", "--set", "run.name=run"]);
+    assert!(path("runs/run/stats.json").exists());
+    let _ = here(&["convert", &file.display().to_string(), "mask.nc", "--variables", "mask"]);
+    let shown = here(&["inspect", "mask.nc", "--set", "data.fields=[\"mask\"]"]).ranks[0].stdout.clone();
+    assert!(
+        shown.contains("1 samples without time of 4 x 6 points; mask") || shown.contains("[lat 4, lon 6]"),
+        "{shown}"
+    );
+}

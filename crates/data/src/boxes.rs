@@ -3,6 +3,15 @@
 use std::ops::Range;
 
 use crate::runs::runs;
+use crate::{Error, Result};
+
+/// Rejects a range that reaches beyond what there is.
+pub(crate) fn check_range(what: impl Into<String>, range: &Range<usize>, available: usize) -> Result<()> {
+    if range.start > range.end || range.end > available {
+        return Err(Error::OutOfRange { what: what.into(), asked: format!("{range:?}"), available });
+    }
+    Ok(())
+}
 
 /// All indices of a box, in C order.
 pub(crate) fn indices(all: &[Range<usize>]) -> impl Iterator<Item = Vec<usize>> + Send + use<> {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use tch::{Kind, Tensor};
 
 use crate::area::PointWeights;
+use crate::boxes::check_range;
 use crate::calendar::TimeUnit;
 use crate::content::{Content, Storage};
 use crate::grid::{DataVariable, Dim, PredictionMeta};
@@ -336,14 +337,7 @@ pub fn check_window(data: &(impl Dataset + ?Sized), window: &Window, samples: &[
         )));
     }
     for (dim, range) in dims.iter().zip(&window.points) {
-        check_range(&format!("{} range", dim.name), range, dim.coordinates.len())?;
-    }
-    Ok(())
-}
-
-fn check_range(what: &str, range: &Range<usize>, available: usize) -> Result<()> {
-    if range.start > range.end || range.end > available {
-        return Err(Error::OutOfRange { what: what.to_owned(), asked: format!("{range:?}"), available });
+        check_range(format!("{} range", dim.name), range, dim.coordinates.len())?;
     }
     Ok(())
 }

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use isobar_torch::memory;
 use tch::{Device, Kind, Tensor};
 
+use crate::boxes::check_range;
 use crate::content::{Content, StoredAxes};
 use crate::dataset::DatasetWriter;
-use crate::hdf5::layout::check_range;
 use crate::unfinished::Unfinished;
 use crate::{Error, Result};
 

@@ -570,3 +570,53 @@ fn a_format_of_ones_own_is_opened_by_its_name() {
     isobar_data::register::<Ramp>();
     assert_eq!(isobar_data::registered().iter().filter(|entry| entry.name() == "ramp").count(), 1);
 }
+
+/// Without names, all arrays on the grid are variables; others are named with their axes.
+#[test]
+fn arrays_on_the_grid_are_variables_and_others_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("air.h5");
+    let file = hdf5_metno::File::create(&path).unwrap();
+    for (name, axes) in [
+        ("z", &["time", "level", "lat", "lon"][..]),
+        ("t2", &["time", "lat", "lon"]),
+        ("lsm", &["lat", "lon"]),
+        ("bounds", &["time", "edge"]),
+        ("time", &["time"]),
+        ("level", &["level"]),
+    ] {
+        let extent = |axis: &&str| match *axis {
+            "time" => 3,
+            "lat" => 4,
+            "lon" => 5,
+            _ => 2,
+        };
+        let shape: Vec<usize> = axes.iter().map(extent).collect();
+        let values: Vec<f32> = (0..shape.iter().product()).map(|at: usize| at as f32).collect();
+        let dataset = file.new_dataset::<f32>().shape(shape).create(name).unwrap();
+        dataset.write_raw(&values).unwrap();
+        let texts: Vec<hdf5_metno::types::VarLenUnicode> =
+            axes.iter().map(|axis| axis.parse().unwrap()).collect();
+        let attribute = dataset.new_attr::<hdf5_metno::types::VarLenUnicode>().shape(axes.len());
+        attribute.create("axes").unwrap().write_raw(&texts).unwrap();
+    }
+    drop(file);
+    let open = |table: Value, fields: &[&str]| {
+        let config = json!({ "path": path, "format": "hdf5", "hdf5": table, "fields": fields });
+        serde_json::from_value::<DataConfig>(config).unwrap().open_all().unwrap()
+    };
+    let named = |data: &dyn Dataset| -> Vec<String> {
+        data.variables().iter().map(|variable| variable.name.clone()).collect()
+    };
+    let data = open(json!({ "channel": "level" }), &[]);
+    assert_eq!(named(&*data), ["z", "lsm", "t2"]);
+    assert_eq!(data.left_out(), ["bounds [time, edge]"]);
+    assert!(data.variables()[1].is_static && !data.variables()[2].is_static);
+    let data = open(json!({}), &[]);
+    assert_eq!(named(&*data), ["z"], "`level` may be a spatial dim");
+    assert_eq!(data.left_out(), ["bounds [time, edge]", "lsm [lat, lon]", "t2 [time, lat, lon]"]);
+    // The mask alone is of a file with times.
+    let data = open(json!({ "channel": "level" }), &["lsm"]);
+    assert_eq!((data.times().unwrap().len(), data.variables()[0].is_static), (3, true));
+    assert_eq!(data.left_out().len(), 0);
+}

@@ -223,6 +223,83 @@ fn levels_are_written_and_read(
     assert_eq!(read, values(levels.len() as i64).narrow(2, at, 1));
 }
 
+/// A mask is stored without samples and times, and a number of each sample without points; both are read as such. Fields of The Well
+/// may be masks.
+#[rstest]
+fn static_and_uniform_variables_are_written_once(
+    #[values("hdf5", "netcdf", "zarr", "the_well")] format: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = path_of(&folder, format);
+    let mut content = content(Storage::default());
+    let mask = DataVariable { is_static: true, ..DataVariable::scalar("mask") };
+    let number = DataVariable { uniform: true, ..DataVariable::scalar("number") };
+    content.variables = vec![DataVariable::scalar("h"), mask, number];
+    if format == "the_well" {
+        let error = writer(Some(format), &path).unwrap().create(&path, &content).err().unwrap().to_string();
+        assert!(error.contains("`number` has no spatial dims") && error.contains("--variables"), "{error}");
+        let _ = content.variables.pop();
+    }
+    let names: Vec<String> = content.variables.iter().map(|variable| variable.name.clone()).collect();
+    content.meta.variables.clone_from(&names);
+    let mut target = writer(Some(format), &path).unwrap().create(&path, &content).unwrap();
+    let still = Tensor::arange(20, (Kind::Float, Device::Cpu)).view([1, 1, 5, 4]);
+    target.write("mask", 0, 0, &still).unwrap();
+    let error = target.write("mask", 1, 0, &still).unwrap_err().to_string();
+    assert!(error.contains("out of range"), "{error}");
+    for sample in 0..SAMPLES {
+        target.write("h", sample, 0, &values(1).get(sample as i64)).unwrap();
+        if format != "the_well" {
+            let own = Tensor::arange(3, (Kind::Float, Device::Cpu)).view([3, 1, 1, 1]) + sample as f64;
+            target.write("number", sample, 0, &own).unwrap();
+        }
+    }
+    target.finish().unwrap();
+
+    let table = serde_json::json!({ "path": path, "format": format, "fields": names });
+    let data = serde_json::from_value::<DataConfig>(table).unwrap().open().unwrap();
+    let flags = data.variables().iter().map(|variable| (variable.is_static, variable.uniform));
+    let expected = [(false, false), (true, false), (false, true)];
+    assert_eq!(flags.collect::<Vec<_>>(), &expected[..names.len()]);
+    let window = Window { frames: 0..FRAMES, points: vec![0..5, 0..4] };
+    let read = data.read(&window, &[0, 1], &["mask"]).unwrap();
+    assert_eq!(read, still.expand([2, 3, 1, 5, 4], false));
+    let summary = summarize(&*data, &["mask"], 0..SAMPLES, |_, _| ()).unwrap();
+    assert_eq!((summary[0].values.unwrap().count, summary[0].changes), (20, None));
+    if format != "the_well" {
+        let read = data.read(&window, &[1], &["number"]).unwrap();
+        assert_eq!(read.select(4, 3).select(3, 2).flatten(0, -1), Tensor::from_slice(&[1.0_f32, 2.0, 3.0]));
+    }
+}
+
+/// Units of times and dims, and the calendar, are there after a file of The Well's schema; dates keep digits that float32 lacks.
+#[test]
+fn the_well_keeps_units_of_coordinates() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = path_of(&folder, "the_well");
+    let mut content = content(Storage::default());
+    content.meta.times = vec![1_000_000.0, 1_000_000.1, 1_000_000.2];
+    let mut target = writer(Some("the_well"), &path).unwrap().create(&path, &content).unwrap();
+    for sample in 0..SAMPLES {
+        target.write("h", sample, 0, &values(1).get(sample as i64)).unwrap();
+        target.write("wind", sample, 0, &values(2).get(sample as i64)).unwrap();
+    }
+    target.finish().unwrap();
+    let data = open(&path, "the_well");
+    assert_eq!((data.time_unit(), data.dims()), (Some(&noleap()), &content.dims[..]));
+    assert_eq!(data.times().unwrap(), content.meta.times);
+    // Predictions are files like it.
+    let predicted = folder.path().join("predicted.h5");
+    let mut target =
+        data.create(&predicted, &PredictionMeta { times: vec![0.0], ..content.meta.clone() }).unwrap();
+    for sample in 0..SAMPLES {
+        target.write("h", sample, 0, &values(1).get(sample as i64).narrow(0, 0, 1)).unwrap();
+        target.write("wind", sample, 0, &values(2).get(sample as i64).narrow(0, 0, 1)).unwrap();
+    }
+    target.finish().unwrap();
+    assert_eq!(open(&predicted, "the_well").time_unit(), Some(&noleap()));
+}
+
 /// Missing values are written as NaN, and are read as such if they are allowed; otherwise the error names the key that does.
 #[rstest]
 fn missing_values_are_written_and_read(#[values("hdf5", "netcdf", "npy", "zarr")] format: &str) {

@@ -36,7 +36,7 @@ pub(crate) struct ConvertArgs {
     /// Format of the target: hdf5, netcdf, npy, the_well or zarr; by default that of its extension
     #[arg(long, value_name = "FORMAT")]
     format: Option<String>,
-    /// Variables to take; by default those that the configuration names, or all
+    /// Variables to take; by default those that the configuration names, or all on the same spatial dims
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     variables: Vec<String>,
     /// Extents of the chunks along axes: sample, time, channel, and the spatial dims

@@ -36,12 +36,21 @@ pub(super) fn run(args: &InspectArgs) -> Result<Exit> {
     }
     let (batch, steps) =
         if is_run { (config.train.batch_size, config.data.train_steps.most()) } else { (1, 1) };
-    let all = [Some(&data), targets.as_ref()].into_iter().flatten();
-    let bytes = all.map(|data| bytes(&**data, &config, &ranks, batch, steps)).fold(0, u64::saturating_add);
+    let frames = match (&targets, data.times()) {
+        (None, Some(times)) => times.len().min(steps.saturating_add(config.data.history)),
+        _ => 1,
+    };
+    let all = || [Some(&data), targets.as_ref()].into_iter().flatten();
+    let frame =
+        |statics| all().map(|data| bytes(&**data, &config, &ranks, statics)).fold(0, u64::saturating_add);
+    let bytes = [batch as u64, frames as u64, frame(false)].into_iter().fold(1, u64::saturating_mul);
+    let once = match frame(true) {
+        0 => String::new(),
+        bytes => format!("; static fields, {}, are read once", size(bytes)),
+    };
     let mesh: Vec<String> = ranks.iter().map(usize::to_string).collect();
     terminal::line(&format!(
-        "a step of {batch} samples of {} frames, on {} ranks along the spatial dims, reads up to {} a rank",
-        if targets.is_some() { 1 } else { frames(&*data, steps) },
+        "a step of {batch} samples of {frames} frames, on {} ranks along the spatial dims, reads up to {} a rank{once}",
         mesh.join("x"),
         size(bytes)
     ));
@@ -105,15 +114,24 @@ fn line(name: &str, unit: Option<&str>, values: &[f64], periodic: bool) -> Strin
 }
 
 fn variable_line(data: &dyn Dataset, variable: &DataVariable) -> String {
-    let mut shape = vec![format!("sample {}", data.samples())];
-    shape.extend(data.times().map(|times| format!("time {}", times.len())));
-    if variable.channels.len() > 1 {
-        shape.push(format!("channel {}", variable.channels.len()));
+    let mut shape = Vec::new();
+    if !variable.is_static {
+        shape.push(format!("sample {}", data.samples()));
+        shape.extend(data.times().map(|times| format!("time {}", times.len())));
     }
-    shape.extend(data.dims().iter().map(|dim| format!("{} {}", dim.name, dim.coordinates.len())));
+    if variable.has_channel_axis() {
+        let axis = variable.levels.as_ref().map_or("channel", |levels| &levels.name);
+        shape.push(format!("{axis} {}", variable.channels.len()));
+    }
+    let dims = data.dims().iter().filter(|_| !variable.uniform);
+    shape.extend(dims.map(|dim| format!("{} {}", dim.name, dim.coordinates.len())));
     let unit = variable.unit.as_ref().map(|unit| format!(", in {unit}")).unwrap_or_default();
+    let levels = match variable.levels.as_ref().and_then(|levels| levels.unit.as_ref()) {
+        Some(unit) => format!(" ({unit})"),
+        None => String::new(),
+    };
     let channels = match variable.channels.len() {
-        1 => String::new(),
+        1 if levels.is_empty() => String::new(),
         count if count > 8 => {
             format!(", channels {} … {}", variable.channels[0], variable.channels[count - 1])
         }
@@ -123,29 +141,25 @@ fn variable_line(data: &dyn Dataset, variable: &DataVariable) -> String {
         Some(chunk) => format!(", chunks {chunk:?}"),
         None => String::new(),
     };
-    format!("{:12} [{}]{unit}{chunk}{channels}", variable.name, shape.join(", "))
+    format!("{:12} [{}]{unit}{chunk}{channels}{levels}", variable.name, shape.join(", "))
 }
 
-/// Frames of a training sample.
-fn frames(data: &dyn Dataset, steps: usize) -> usize {
-    data.times().map_or(1, |times| times.len().min(steps.saturating_add(1)))
-}
-
-/// Bytes that the rank with the largest window reads, in float32: chunks that reach beyond it are not counted.
-fn bytes(data: &dyn Dataset, config: &Config, ranks: &[usize], batch: usize, steps: usize) -> u64 {
-    let data_config = &config.data;
-    let named = [&data_config.fields[..], &data_config.inputs, &data_config.targets].concat();
-    let frames = if data_config.target.is_some() { 1 } else { frames(data, steps) };
-    let chosen =
-        data.variables().iter().filter(|variable| named.is_empty() || named.contains(&variable.name));
-    let channels: usize = chosen.map(|variable| variable.channels.len()).sum();
-    let points = data
-        .dims()
-        .iter()
-        .zip(ranks)
-        .map(|(dim, &ranks)| dim.coordinates.len().div_ceil(ranks.max(1)) as u64);
-    let factors = [batch as u64, frames as u64, channels as u64, 4];
-    points.chain(factors).fold(1, u64::saturating_mul)
+/// Bytes in float32 of one frame of a sample, or of the static fields, in the largest window of a rank: chunks that reach beyond it are
+/// not counted.
+fn bytes(data: &dyn Dataset, config: &Config, ranks: &[usize], statics: bool) -> u64 {
+    let named = &config.data.statics;
+    let is_static = |variable: &DataVariable| {
+        if named.is_empty() { variable.is_static } else { named.contains(&variable.name) }
+    };
+    let points = data.dims().iter().zip(ranks);
+    let points = points.map(|(dim, &ranks)| dim.coordinates.len().div_ceil(ranks.max(1)) as u64);
+    let points = points.fold(1, u64::saturating_mul);
+    let values = |variable: &DataVariable| {
+        let points = if variable.uniform { 1 } else { points };
+        points.saturating_mul(variable.channels.len() as u64)
+    };
+    let chosen = data.variables().iter().filter(|variable| is_static(variable) == statics);
+    chosen.map(values).fold(0, u64::saturating_add).saturating_mul(size_of::<f32>() as u64)
 }
 
 /// Ranks along each spatial dim, of the axes of the configuration's mesh.

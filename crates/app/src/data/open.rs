@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::Args;
 use isobar_data::{DataPath, Dataset};
+use isobar_manager::config::Origin;
 
 use crate::config::{self, Config};
 use isobar_command::exit::{Because, Exit};
+use isobar_command::terminal;
 
 /// A data set on the command line.
 #[derive(Debug, Args)]
@@ -24,8 +26,32 @@ pub(super) struct DataArgs {
 }
 
 impl DataArgs {
-    /// Opens the data set, and returns it with the configuration, and whether that is of a run.
+    /// Opens the data set, and returns it with the configuration, and whether that is of a run. Names arrays that are left out.
     pub(super) fn open(&self) -> Result<(Box<dyn Dataset>, Config, bool)> {
+        let opened = self.open_quietly()?;
+        let (data, config, _) = &opened;
+        if let [first, ..] = data.left_out() {
+            let name = first.split(' ').next().unwrap_or_default();
+            terminal::line(&format!(
+                "left out, since not on the dims of the other variables: {}; name variables to take them (--set \
+                 'data.fields=[{name:?}]'), or an axis of levels with --set data.{}.channel=AXIS",
+                data.left_out().join(", "),
+                config.data.format_name()
+            ));
+        }
+        Ok(opened)
+    }
+
+    /// Returns whether the configuration is of a run with a folder of its own: one that is given, or one that the file names.
+    pub(super) fn has_folder(&self) -> Result<bool> {
+        if config::is_run(&self.path) {
+            return Ok(true);
+        }
+        let config = config::load(Some(&self.path), &self.set)?;
+        Ok(["run.name", "run.output"].iter().any(|key| config.origin(key) != Origin::Default))
+    }
+
+    fn open_quietly(&self) -> Result<(Box<dyn Dataset>, Config, bool)> {
         let is_toml = self.path.extension().is_some_and(|extension| extension == "toml");
         let is_run = is_toml || config::is_run(&self.path);
         if is_run {

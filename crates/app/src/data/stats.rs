@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use clap::Args;
-use isobar_data::{DataConfig, Dataset, Part, Statistics, Summary, area_weights, summarize};
+use isobar_data::{Dataset, Part, Statistics, Summary, area_weights, summarize};
 use serde_json::{Value, json};
 
 use super::bytes_bar;
@@ -44,16 +44,16 @@ pub(super) fn run(args: &StatsArgs) -> Result<Exit> {
         return Err(Exit::Usage.because(text).into());
     }
     let folder = config.run.folder();
-    let beside = (is_run && folder.is_dir()).then(|| folder.join("stats.json"));
+    let beside = (is_run && folder.is_dir() && args.data.has_folder()?).then(|| folder.join("stats.json"));
     let output = args.output.clone().or(beside);
     let read = target.iter().flat_map(|target| target.files()).chain(args.data.inputs(&*data));
     outputs::check("--output", output.as_slice(), &read.collect::<Vec<_>>())?;
-    let DataConfig { fields, inputs, targets, .. } = &config.data;
+    let (named, targets) = (config.data.stored_variables(), &config.data.targets);
     let mut content = match &target {
-        None => measure(&*data, &[&fields[..], inputs, targets].concat(), &samples)?,
+        None => measure(&*data, &named, &samples)?,
         Some(target) => {
             terminal::line("inputs");
-            let mut content = measure(&*data, inputs, &samples)?;
+            let mut content = measure(&*data, &named, &samples)?;
             terminal::line("targets");
             // Training samples have the same numbers in both. Of all samples, each data set has its own number.
             let own = if is_part { samples.clone() } else { 0..target.samples() };

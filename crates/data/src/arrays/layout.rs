@@ -141,29 +141,43 @@ impl Reader<'_> {
     /// Names of the arrays on the grid of those with the most axes, and texts about the others that are no coordinates.
     pub(super) fn on_grid(&self) -> (Vec<String>, Vec<String>) {
         let (mut names, mut left_out) = (self.likely(), Vec::new());
-        let likely: Vec<(ArrayInfo, Vec<String>)> = names
-            .iter()
-            .filter_map(|name| self.variable(name).ok())
-            .map(|(_, info, axes)| (info, axes))
-            .collect();
-        let known = || likely.iter().flat_map(|(info, axes)| axes.iter().zip(&info.shape));
-        let roles = [&self.options.sample, &self.options.time, &self.options.channel];
+        // Name, extent and role of each axis.
+        let open = |name: &String| -> Result<Vec<(String, usize, Role)>> {
+            let (path, info, axes) = self.variable(name)?;
+            let opened = [(name, path, info, axes)];
+            let channel_axes = self.channel_axes(&opened);
+            let [(_, _, info, axes)] = opened;
+            let described = |(axis, extent): (String, usize)| {
+                let role = self.role(&axis, &channel_axes, &[]);
+                (axis, extent, role)
+            };
+            Ok(axes.into_iter().zip(info.shape).map(described).collect())
+        };
+        let grid: Vec<_> = names.iter().filter_map(|name| open(name).ok()).flatten().collect();
         for name in self.arrays.names() {
             let is_coordinate = self.options.coordinates.values().any(|path| *path == name)
-                || known().any(|(axis, _)| name == *axis || name.ends_with(&format!("/{axis}")));
+                || grid.iter().any(|(axis, ..)| name == *axis || name.ends_with(&format!("/{axis}")))
+                || [&self.options.sample, &self.options.time].contains(&&name);
             if names.contains(&name) || is_coordinate {
                 continue;
             }
-            let Ok((_, info, axes)) = self.variable(&name) else {
+            let Ok(axes) = open(&name) else {
                 let shape = self.arrays.info(&name).map(|info| info.shape).unwrap_or_default();
                 left_out.push(format!("{name} {shape:?}"));
                 continue;
             };
-            let has = |axis: &String| axes.contains(axis);
-            let fits = axes.iter().zip(&info.shape).all(|own| known().any(|known| known == own));
-            if fits && known().all(|(axis, _)| has(axis) || roles.contains(&axis)) {
+            let is_space = |role: Role| matches!(role, Role::Space(_));
+            let agrees =
+                axes.iter().all(|(axis, extent, role)| match grid.iter().find(|(known, ..)| known == axis) {
+                    _ if *role == Role::Channel => true,
+                    Some((_, known, _)) => known == extent,
+                    None => !is_space(*role),
+                });
+            let has = |axis: &str| axes.iter().any(|(own, ..)| own == axis);
+            if agrees && grid.iter().all(|(axis, _, role)| !is_space(*role) || has(axis)) {
                 names.push(name);
-            } else if !roles.contains(&&name) {
+            } else {
+                let axes: Vec<&str> = axes.iter().map(|(axis, ..)| axis.as_str()).collect();
                 left_out.push(format!("{name} [{}]", axes.join(", ")));
             }
         }

@@ -5,8 +5,8 @@ use std::ops::Range;
 use tch::Tensor;
 
 use super::{Content, SAMPLE, TIME};
+use crate::boxes::check_range;
 use crate::grid::{DataVariable, Dim};
-use crate::hdf5::layout::check_range;
 use crate::{Error, Result};
 
 /// Stored axes of a variable: `[sample, time, channel, x, …]`, without those that it does not vary along.

@@ -248,13 +248,6 @@ pub(crate) fn portion(chunk: usize, step_bytes: usize) -> usize {
 /// Largest number of bytes that are read at a time for statistics, unless one step has more.
 const PORTION: usize = 256 << 20;
 
-pub(crate) fn check_range(what: impl Into<String>, range: &Range<usize>, available: usize) -> Result<()> {
-    if range.start > range.end || range.end > available {
-        return Err(Error::OutOfRange { what: what.into(), asked: format!("{range:?}"), available });
-    }
-    Ok(())
-}
-
 /// The values of a window, one range a dim of the dataset, in the dataset's order; all finite.
 pub(crate) fn read_finite(
     path: &Path,

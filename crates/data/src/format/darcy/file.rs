@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use isobar_torch::memory::from_vec;
 use tch::Tensor;
 
+use crate::boxes::check_range;
 use crate::hdf5::attribute::Attributes;
-use crate::hdf5::layout::{self, Node, check_range, shape_text};
+use crate::hdf5::layout::{self, Node, shape_text};
 use crate::hdf5::stored::Stored;
 use crate::registry::check_extension;
 use crate::stats::Accumulator;

@@ -7,8 +7,8 @@ use tch::{Device, Kind, Tensor};
 
 use super::field::WellField;
 use super::meta::{WellDim, WellMeta};
+use crate::boxes::check_range;
 use crate::dataset::cat;
-use crate::hdf5::layout::check_range;
 use crate::{Error, Result, Statistics};
 
 /// Trajectories of a simulation in one HDF5 file of The Well's schema.
@@ -75,6 +75,8 @@ pub struct WellFile {
     pub(super) coordinates: Vec<Vec<f64>>,
     pub(super) grid: Vec<usize>,
     pub(super) periodic: Vec<bool>,
+    pub(super) coordinate_units: Vec<(String, String)>,
+    pub(super) calendar: Option<String>,
     pub(super) parameters: Vec<(String, f64)>,
     pub(super) fields: Vec<WellField>,
     pub(super) scalars: Vec<WellField>,
@@ -129,6 +131,17 @@ impl WellFile {
         &self.coordinates[dim]
     }
 
+    /// Unit of the times (`time`) or of a spatial dim, if the file stores one.
+    pub fn coordinate_unit(&self, name: &str) -> Option<&str> {
+        let found = self.coordinate_units.iter().find(|(own, _)| own == name);
+        found.map(|(_, unit)| unit.as_str())
+    }
+
+    /// CF's name of the calendar of the times, if the file stores one.
+    pub fn calendar(&self) -> Option<&str> {
+        self.calendar.as_deref()
+    }
+
     /// Returns whether a spatial dim, counted from 0, is periodic by `boundary_conditions`.
     ///
     /// # Panics
@@ -164,6 +177,8 @@ impl WellFile {
                 .iter()
                 .filter_map(|field| Some((field.name.clone(), field.unit.clone()?)))
                 .collect(),
+            coordinate_units: self.coordinate_units.clone(),
+            calendar: self.calendar.clone(),
             constants: Vec::new(),
         }
     }

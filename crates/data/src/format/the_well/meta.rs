@@ -41,6 +41,11 @@ pub struct WellMeta {
     pub parameters: Vec<(String, f64)>,
     /// Units of fields that have one, by the fields' names.
     pub units: Vec<(String, String)>,
+    /// Units of the times (`time`) and of dims that have one, by name: attributes `units`, which The Well's schema does not define and
+    /// its readers ignore. Times with a unit are stored as float64 if float32 does not hold them exactly.
+    pub coordinate_units: Vec<(String, String)>,
+    /// CF's name of the calendar of the times.
+    pub calendar: Option<String>,
     /// Names of the fields that are the same in all trajectories and at all times: they are stored and written once, as frame 0 of
     /// trajectory 0.
     pub constants: Vec<String>,
@@ -69,6 +74,8 @@ impl Default for WellMeta {
             fields: Vec::new(),
             parameters: Vec::new(),
             units: Vec::new(),
+            coordinate_units: Vec::new(),
+            calendar: None,
             constants: Vec::new(),
         }
     }
@@ -110,6 +117,12 @@ impl WellMeta {
         {
             return Err(Error::Invalid(format!(
                 "the unit {unit:?} of `{name}` can't be written: expected a text without zero bytes, for one of the fields"
+            )));
+        }
+        let texts = self.coordinate_units.iter().map(|(_, unit)| unit).chain(&self.calendar);
+        if let Some(text) = texts.into_iter().find(|text| text.contains('\0')) {
+            return Err(Error::Invalid(format!(
+                "the unit or calendar {text:?} can't be written: expected a text without zero bytes"
             )));
         }
         names("field", self.fields.iter().map(|(name, _)| &**name), &[])?;

@@ -19,7 +19,8 @@ pub use self::file::WellFile;
 pub use self::meta::{WellDim, WellMeta};
 pub use self::writer::WellWriter;
 use crate::area::area_weights;
-use crate::content::Content;
+use crate::calendar::TimeUnit;
+use crate::content::{Content, TIME};
 use crate::dataset::{
     Dataset, DatasetWriter, Window, check_window, choose, weighted_change_statistics, weighted_statistics,
 };
@@ -47,6 +48,7 @@ impl Format for Well {
 struct Well {
     file: WellFile,
     dims: Vec<Dim>,
+    time_unit: Option<TimeUnit>,
     variables: Vec<DataVariable>,
 }
 
@@ -55,7 +57,7 @@ impl Well {
     fn new(file: WellFile, wanted: &[String]) -> Self {
         let dim = |(at, name): (usize, &String)| Dim {
             name: name.clone(),
-            unit: None,
+            unit: file.coordinate_unit(name).map(str::to_owned),
             coordinates: file.coordinates(at).to_vec(),
             periodic: file.is_periodic(at),
         };
@@ -74,7 +76,9 @@ impl Well {
         let scalars = file.scalars().iter().filter(is_wanted);
         let scalars = scalars.map(|field| DataVariable { uniform: true, ..variable(field) });
         let variables = file.fields().iter().map(variable).chain(scalars).collect();
-        Self { file, dims, variables }
+        let calendar = file.calendar().map(str::to_owned);
+        let time_unit = file.coordinate_unit(TIME).map(|unit| TimeUnit { unit: unit.to_owned(), calendar });
+        Self { file, dims, time_unit, variables }
     }
 }
 
@@ -97,6 +101,10 @@ impl Dataset for Well {
 
     fn times(&self) -> Option<&[f64]> {
         Some(self.file.times())
+    }
+
+    fn time_unit(&self) -> Option<&TimeUnit> {
+        self.time_unit.as_ref()
     }
 
     fn variables(&self) -> &[DataVariable] {
@@ -226,6 +234,8 @@ impl WriterFormat for WellWriter {
             coordinates: dim.coordinates.clone(),
             periodic: dim.periodic,
         };
+        let dim_units = content.dims.iter().filter_map(|dim| Some((dim.name.clone(), dim.unit.clone()?)));
+        let time_unit = content.time_unit.iter().map(|unit| (TIME.to_owned(), unit.unit.clone()));
         let constants = content.variables.iter().filter(|variable| variable.is_static);
         let meta = WellMeta {
             name: content.meta.name.clone(),
@@ -234,6 +244,8 @@ impl WriterFormat for WellWriter {
             dims: content.dims.iter().map(dim).collect(),
             fields,
             units: content.variables.iter().filter_map(unit).collect(),
+            coordinate_units: dim_units.chain(time_unit).collect(),
+            calendar: content.time_unit.as_ref().and_then(|unit| unit.calendar.clone()),
             constants: constants.map(|variable| variable.name.clone()).collect(),
             ..WellMeta::default()
         };

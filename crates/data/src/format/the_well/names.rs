@@ -23,3 +23,5 @@ pub(super) const SAMPLE_VARYING: &str = "sample_varying";
 pub(super) const TIME_VARYING: &str = "time_varying";
 pub(super) const UNITS: &str = "units";
 pub(super) const DIM_VARYING: &str = "dim_varying";
+/// CF's attribute of times.
+pub(super) const CALENDAR: &str = "calendar";

@@ -5,9 +5,9 @@ use std::path::Path;
 use super::field::WellField;
 use super::file::WellFile;
 use super::names::{
-    ASSOCIATED_DIMS, BC_TYPE, BOUNDARY_CONDITIONS, DATASET_NAME, DIM_VARYING, DIMENSIONS, FIELD_NAMES,
-    FIELDS, GRID_TYPE, PARAMETERS, PERIODIC, SAMPLE_VARYING, SCALARS, SPATIAL_DIMS, SPATIAL_DIMS_COUNT, TIME,
-    TIME_VARYING, TRAJECTORIES, UNITS,
+    ASSOCIATED_DIMS, BC_TYPE, BOUNDARY_CONDITIONS, CALENDAR, DATASET_NAME, DIM_VARYING, DIMENSIONS,
+    FIELD_NAMES, FIELDS, GRID_TYPE, PARAMETERS, PERIODIC, SAMPLE_VARYING, SCALARS, SPATIAL_DIMS,
+    SPATIAL_DIMS_COUNT, TIME, TIME_VARYING, TRAJECTORIES, UNITS,
 };
 use crate::hdf5::attribute::Attributes;
 use crate::hdf5::layout::{Hdf5Layout, Node, check_layout, shape_text};
@@ -60,6 +60,12 @@ fn open(path: &Path) -> Result<WellFile> {
         .iter()
         .map(|dim| constant_coordinates(&dimensions, dim, &[SAMPLE_VARYING, TIME_VARYING]))
         .collect::<Result<Vec<_>>>()?;
+    let mut coordinate_units = Vec::new();
+    for name in spatial_dims.iter().map(String::as_str).chain([TIME]) {
+        let own = attribute(&dimensions, name, UNITS)?;
+        coordinate_units.extend(own.map(|unit| (name.to_owned(), unit)));
+    }
+    let calendar = attribute(&dimensions, TIME, CALENDAR)?;
     let grid: Vec<usize> = coordinates.iter().map(Vec::len).collect();
     let periodic = periodic(&root.group(BOUNDARY_CONDITIONS)?, &spatial_dims)?;
 
@@ -89,6 +95,8 @@ fn open(path: &Path) -> Result<WellFile> {
         coordinates,
         grid,
         periodic,
+        coordinate_units,
+        calendar,
         parameters,
         fields,
         scalars,
@@ -190,17 +198,23 @@ fn open_field(group: &Node<'_>, name: String, order: Option<usize>, extents: &[u
         return Err(group.misfit(&name, shape_text(&shape), expected));
     }
     let place = group.full(&name);
-    let unit = unit(&attributes)?;
+    let unit = plain_text(&attributes, UNITS)?;
     Ok(WellField { name, order, components: dims.pow(order as u32), varying, unit, dataset, place })
 }
 
-/// Returns the unit of a field; ignores an attribute that is no text.
-fn unit(attributes: &Attributes<'_>) -> Result<Option<String>> {
-    match attributes.text(UNITS) {
-        Ok(unit) => {
-            let unit: String =
-                unit.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
-            Ok(Some(unit.trim().to_owned()).filter(|unit| !unit.is_empty()))
+/// Returns a text of coordinates.
+fn attribute(dimensions: &Node<'_>, name: &str, attribute: &str) -> Result<Option<String>> {
+    let dataset = dimensions.dataset(name)?;
+    plain_text(&Attributes::of_dataset(dimensions, &dataset, name), attribute)
+}
+
+/// Returns a text without control characters; ignores an attribute that is no text.
+fn plain_text(attributes: &Attributes<'_>, name: &str) -> Result<Option<String>> {
+    match attributes.text(name) {
+        Ok(text) => {
+            let text: String =
+                text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+            Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty()))
         }
         Err(Error::Layout { .. } | Error::MissingAttribute { .. }) => Ok(None),
         Err(error) => Err(error),

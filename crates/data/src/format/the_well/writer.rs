@@ -10,12 +10,13 @@ use tch::{Device, Kind, Tensor};
 
 use super::meta::WellMeta;
 use super::names::{
-    ASSOCIATED_DIMS, ASSOCIATED_FIELDS, BC_TYPE, BOUNDARY_CONDITIONS, DATASET_NAME, DIM_VARYING, DIMENSIONS,
-    FIELD_NAMES, FIELDS, GRID_TYPE, MASK, PARAMETERS, PERIODIC, SAMPLE_VARYING, SCALARS, SPATIAL_DIMS,
-    SPATIAL_DIMS_COUNT, TIME, TIME_VARYING, TRAJECTORIES, UNITS, VALUES,
+    ASSOCIATED_DIMS, ASSOCIATED_FIELDS, BC_TYPE, BOUNDARY_CONDITIONS, CALENDAR, DATASET_NAME, DIM_VARYING,
+    DIMENSIONS, FIELD_NAMES, FIELDS, GRID_TYPE, MASK, PARAMETERS, PERIODIC, SAMPLE_VARYING, SCALARS,
+    SPATIAL_DIMS, SPATIAL_DIMS_COUNT, TIME, TIME_VARYING, TRAJECTORIES, UNITS, VALUES,
 };
+use crate::boxes::check_range;
 use crate::hdf5::atomic_file::AtomicFile;
-use crate::hdf5::layout::{check_finite, check_range, hyperslab};
+use crate::hdf5::layout::{check_finite, hyperslab};
 use crate::hdf5::{number, text, texts, write_attribute};
 use crate::{Error, Result};
 
@@ -214,10 +215,17 @@ fn lay_out(file: &File, meta: &WellMeta) -> hdf5_metno::Result<Vec<Field>> {
 
     let dimensions = file.create_group(DIMENSIONS)?;
     texts(&dimensions, SPATIAL_DIMS, meta.dims.iter().map(|dim| &*dim.name))?;
-    coordinates(&dimensions, TIME, &meta.times, true)?;
+    let unit = |name: &str| {
+        let own = meta.coordinate_units.iter().find(|(own, _)| own == name);
+        own.map(|(_, unit)| unit.as_str())
+    };
+    let times = coordinates(&dimensions, TIME, (&meta.times, unit(TIME)), true)?;
+    if let Some(calendar) = &meta.calendar {
+        text(&times, CALENDAR, calendar)?;
+    }
     let conditions = file.create_group(BOUNDARY_CONDITIONS)?;
     for dim in &meta.dims {
-        coordinates(&dimensions, &dim.name, &dim.coordinates, false)?;
+        let _ = coordinates(&dimensions, &dim.name, (&dim.coordinates, unit(&dim.name)), false)?;
         if dim.periodic {
             periodic(&conditions, &dim.name, dim.coordinates.len())?;
         }
@@ -263,10 +271,24 @@ fn plain(group: &Group) -> hdf5_metno::DatasetBuilder {
     group.new_dataset_builder().obj_track_times(false)
 }
 
-fn coordinates(dimensions: &Group, name: &str, values: &[f64], of_time: bool) -> hdf5_metno::Result<()> {
-    let values: Vec<f32> = values.iter().map(|&value| value as f32).collect();
-    let dataset = plain(dimensions).with_data(&values).create(name)?;
-    varying(&dataset, false, of_time)
+fn coordinates(
+    dimensions: &Group,
+    name: &str,
+    (values, unit): (&[f64], Option<&str>),
+    of_time: bool,
+) -> hdf5_metno::Result<Dataset> {
+    let stored: Vec<f32> = values.iter().map(|&value| value as f32).collect();
+    let is_exact = stored.iter().zip(values).all(|(&stored, &value)| f64::from(stored) == value);
+    // Dates have more digits than float32.
+    let dataset = match of_time && unit.is_some() && !is_exact {
+        true => plain(dimensions).with_data(values).create(name)?,
+        false => plain(dimensions).with_data(&stored).create(name)?,
+    };
+    varying(&dataset, false, of_time)?;
+    if let Some(unit) = unit {
+        text(&dataset, UNITS, unit)?;
+    }
+    Ok(dataset)
 }
 
 /// A condition that both ends of a dim are the same place. Its values mean nothing, but belong to the format.
