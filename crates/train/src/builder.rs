@@ -1,17 +1,21 @@
 //! A builder over [`fit`]: a program names its model, data and mesh, and the builder makes parameters, groups and the task.
 
+mod program;
+mod samples;
+
 use std::ops::{Deref, Range};
 use std::path::PathBuf;
 
 use isobar_array::Generator;
 use isobar_collectives::Group;
-use isobar_data::{Augment, InMemory, Normalizer, Statistics};
+use isobar_data::{Augment, InMemory, Normalizer};
 use isobar_manager::{DeviceMesh, DistributedManager};
 use isobar_models::{Architecture, FieldSpec, Model, Sharding, SigmaData};
 use isobar_shard::{MeshParams, ParallelRegion, ParamStore, Scope, ShardTensor};
 use serde_json::json;
-use tch::Tensor;
 
+use self::program::in_program;
+use self::samples::{Part, normalizer, same_samples};
 use crate::agree::agree;
 use crate::config::{OptimizerKind, Precision, ScheduleKind};
 use crate::error::{Context, Error};
@@ -25,7 +29,6 @@ use crate::model::Network;
 use crate::objective::{self, ObjectiveKind, Setup};
 use crate::params::Parameters;
 use crate::ranks::Ranks;
-use crate::samples::SampleFingerprint;
 use crate::task::BoxError;
 use crate::trainer::{FitConfig, Summary, fit};
 use crate::variables::Variable;
@@ -278,8 +281,9 @@ impl Trainer {
     ///
     /// # Errors
     ///
-    /// A mesh that does not fit the ranks or the fields, the errors of `data` and `build`, ranks with other samples than rank 0,
-    /// values that are not finite, and the errors of [`fit`].
+    /// A mesh that does not fit the ranks or the fields, the errors of `data` and `build`, samples of other shapes than this rank's
+    /// windows, no samples, values that are not finite, a channel that is constant and can't be normalized, ranks with other samples
+    /// than rank 0, and the errors of [`fit`].
     pub fn fit<M, E>(
         self,
         extents: &[usize],
@@ -361,6 +365,17 @@ impl Trainer {
             ..FieldSpec::default()
         };
         objective.check_fields(&fields, false)?;
+        for (what, extents) in [
+            ("the extents of fields", Some(extents)),
+            ("the extents of targets", self.target_extents.as_deref()),
+        ] {
+            if let Some(extents) = extents.filter(|extents| extents.contains(&0)) {
+                return Err(
+                    Error::invalid(what, format!("{extents:?}"), "1 point or more along each dim").into()
+                );
+            }
+        }
+        self.config.check().map_err(in_program)?;
         let manager = DistributedManager::get().or_else(|_| DistributedManager::initialize())?;
         let world = manager.group(None)?;
         let names: Vec<&str> = self.mesh.1.iter().map(String::as_str).collect();
@@ -389,9 +404,12 @@ impl Trainer {
 
         let read = data(&windows).map_err(|error| Error::Samples { source: error });
         let (train, validation) = agree(&world, read)?;
+        let checked = Part::Training.check(&train, &windows);
+        let checked = checked.and_then(|()| Part::Validation.check(&validation, &windows));
+        agree(&world, checked)?;
         same_samples(&train, &validation, &windows, &world)?;
         let (input, target) = if self.normalize {
-            (normalizer(train.inputs(), &world)?, normalizer(train.targets(), &world)?)
+            (normalizer("inputs", train.inputs(), &world)?, normalizer("targets", train.targets(), &world)?)
         } else {
             (Normalizer::new(0.0, 1.0)?, Normalizer::new(0.0, 1.0)?)
         };
@@ -500,58 +518,6 @@ fn named(mut variables: Vec<Variable>, channels: i64) -> Vec<Variable> {
         variables.push(Variable::new(name));
     }
     variables
-}
-
-/// Checks that all ranks have the same samples, and those with the same window the same values. All ranks call.
-fn same_samples(
-    train: &InMemory,
-    validation: &InMemory,
-    windows: &Windows,
-    world: &Group,
-) -> Result<(), BoxError> {
-    let channels = |fields: &Tensor| fields.size().get(1).copied().unwrap_or(0);
-    let described = |data: &InMemory| {
-        let [from, to] = [data.inputs(), data.targets()].map(channels);
-        format!("{} samples of {} steps, {from} to {to} channels", data.len(), data.steps())
-    };
-    let description = format!("{}, and {} for validation", described(train), described(validation));
-    let window = [&windows.inputs[..], &windows.targets].concat();
-    let own = agree(world, SampleFingerprint::new(description, &window, &[train, validation]))?;
-    let all = world.all_gather_bytes(&serde_json::to_vec(&own)?)?;
-    let all = all.iter().map(|bytes| serde_json::from_slice(bytes));
-    let all = all.collect::<Result<Vec<SampleFingerprint>, _>>()?;
-    match SampleFingerprint::difference(&all) {
-        None => Ok(()),
-        Some((rank, other, difference)) => Err(Error::SamplesDiffer { rank, other, difference }.into()),
-    }
-}
-
-/// Mean and deviation of each channel over the windows of all ranks. All ranks call.
-fn normalizer(window: &Tensor, world: &Group) -> Result<Normalizer, BoxError> {
-    let channels = window.size().get(1).copied().unwrap_or(0);
-    let own = (0..channels).map(|channel| {
-        let values = window.f_select(1, channel).context(|| "a channel of the fields".to_owned())?;
-        // A rank may have no points.
-        if values.numel() == 0 {
-            return Ok(None);
-        }
-        let statistics = Statistics::of(&values).map_err(data_error)?;
-        if !statistics.mean.is_finite() || !statistics.std.is_finite() {
-            let what = format!("channel {channel} of the samples");
-            return Err(Error::invalid(what, "values that are not finite", "finite values"));
-        }
-        Ok(Some(statistics))
-    });
-    let own = agree(world, own.collect::<crate::Result<Vec<Option<Statistics>>>>())?;
-    let all = world.all_gather_bytes(&serde_json::to_vec(&own)?)?;
-    let all = all.iter().map(|bytes| serde_json::from_slice::<Vec<Option<Statistics>>>(bytes));
-    let all = all.collect::<Result<Vec<_>, _>>()?;
-    let merged = (0..own.len()).map(|channel| {
-        let parts: Vec<Statistics> = all.iter().filter_map(|rank| *rank.get(channel)?).collect();
-        Statistics::merged(&parts)
-    });
-    let merged = merged.collect::<isobar_data::Result<Vec<_>>>()?;
-    Ok(Normalizer::of_channels(&merged)?)
 }
 
 fn data_error(error: isobar_data::Error) -> Error {

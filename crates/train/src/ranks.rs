@@ -3,8 +3,8 @@
 use isobar_collectives::Group;
 use isobar_manager::DeviceMesh;
 
-use crate::error::Result;
-use crate::fields::MODEL_AXIS;
+use crate::error::{Error, Result};
+use crate::fields::{DATA_AXIS, MODEL_AXIS};
 use crate::fully_sharded::ShardedParameters;
 
 /// The ranks of a run. [`fit`](crate::fit) compares them with the parameters and the fields, and rejects combinations
@@ -38,6 +38,14 @@ impl Ranks {
     pub fn sharded(world: &Group, mesh: &DeviceMesh) -> Result<Self> {
         let names = mesh.names();
         let axes: Vec<usize> = (0..mesh.ndim()).filter(|&axis| names[axis] != MODEL_AXIS).collect();
+        if axes.is_empty() {
+            let found = format!("of the axis \"{MODEL_AXIS}\" alone");
+            let expected = format!(
+                "a further axis, over which gradients are summed: for example the shape [1, -1] with the names \
+                 [\"{DATA_AXIS}\", \"{MODEL_AXIS}\"]"
+            );
+            return Err(Error::invalid(mesh.to_string(), found, expected));
+        }
         let gradients = mesh.group_along(&axes).map_err(isobar_shard::Error::from)?;
         Ok(Self { world: world.clone(), data: Group::single(), gradients, shards: None })
     }

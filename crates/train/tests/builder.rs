@@ -7,9 +7,10 @@ use isobar_collectives::threads;
 use isobar_data::InMemory;
 use isobar_manager::DistributedManager;
 use isobar_models::{
-    Architecture, EdmPreconditionerConfig, EdmSampler, FnoConfig, GeoTransolverConfig, ModelConfig, PerDim,
-    Pix2PixConfig, SongUNetConfig,
+    Architecture, Batch, EdmPreconditionerConfig, EdmSampler, FnoConfig, GeoTransolverConfig, Mode, Model,
+    ModelConfig, PerDim, Pix2PixConfig, SongUNetConfig,
 };
+use isobar_shard::{Init, Params, Placement, Scope, ShardTensor};
 use isobar_train::{BoxError, DiffusionConfig, Error, Precision, Trainer, WeightsConfig, Window, Windows};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
@@ -283,5 +284,102 @@ fn values_that_are_not_finite_are_named() {
     for result in train(2, &["domain"], data) {
         let error = result.unwrap_err().to_string();
         assert!(error.contains("channel 0") && error.contains("finite"), "{error}");
+    }
+}
+
+/// Every rank has an error that says what is wrong with the samples of `data`, wherever it is wrong.
+#[test]
+fn samples_that_do_not_fit_are_refused() {
+    type Change = fn(usize, InMemory) -> Result<InMemory, BoxError>;
+    let cases: [(Change, &[&str]); 6] = [
+        (
+            |_, _| waves(&[0..12, 0..10], 8, 0),
+            &["the shape of the training inputs is [8, 1, 12, 10]", "`Windows`"],
+        ),
+        (
+            |rank, own| if rank == 1 { waves(&[0..12, 0..10], 8, 0) } else { Ok(own) },
+            &["the shape of the training inputs is [8, 1, 12, 10]", "[sample, channel, 6, 10]"],
+        ),
+        (
+            |_, own| Ok(InMemory::pairs(own.inputs().f_squeeze_dim(1)?, own.targets().f_squeeze_dim(1)?)?),
+            &["is [8, 6, 10], expected [sample, channel, 6, 10]"],
+        ),
+        (
+            |_, own| Ok(InMemory::pairs(own.inputs().f_narrow(0, 0, 0)?, own.targets().f_narrow(0, 0, 0)?)?),
+            &["the number of training samples"],
+        ),
+        (
+            |_, own| Ok(InMemory::pairs(own.inputs().f_zeros_like()?, own.targets().shallow_clone())?),
+            &["channel 0 of the training inputs is 0", "Trainer::normalize(false)"],
+        ),
+        (
+            |rank, own| match rank {
+                1 => Ok(InMemory::pairs(
+                    own.inputs().f_mul_scalar(f64::INFINITY)?,
+                    own.targets().shallow_clone(),
+                )?),
+                _ => Ok(own),
+            },
+            &["channel 0 of the training inputs is not finite"],
+        ),
+    ];
+    for (change, words) in cases {
+        let data =
+            |rank: usize, window: &Window| Ok((change(rank, waves(window, 8, 0)?)?, waves(window, 2, 8)?));
+        for result in train(2, &["domain"], data) {
+            let error = result.unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        }
+    }
+}
+
+#[test]
+fn settings_are_refused_before_any_data_are_read() {
+    let data = |_: usize, _: &Window| Err("no data are read".into());
+    let refused = |names: &[&str], set: fn(Trainer) -> Trainer| {
+        let mut results = train_with(2, names, data, &fno(), set);
+        results.remove(0).unwrap_err().to_string()
+    };
+    let text = refused(&["domain"], |trainer| trainer.batch_size(0));
+    assert!(text.contains("train.batch_size is 0") && text.ends_with("`Trainer::batch_size`"), "{text}");
+    let text = refused(&["domain"], |trainer| trainer.target_extents(&[0, 10]));
+    assert!(text.contains("[0, 10]"), "{text}");
+}
+
+/// A model that reads no axis `model` is replicated along it; gradients need another axis.
+#[test]
+fn a_mesh_of_the_axis_model_alone_is_refused() {
+    struct Scaled<A>(A);
+    impl<A: isobar_array::Array> Model<A> for Scaled<A> {
+        fn forward(&self, batch: &Batch<A>, _mode: Mode<'_>) -> isobar_models::Result<Batch<A>> {
+            Ok(Batch::of_fields(batch.require("scaled", Batch::<A>::FIELDS)?.mul(&self.0)?))
+        }
+    }
+    let run = |shape: &'static [i64], names: &'static [&'static str]| {
+        let folder = tempdir().unwrap();
+        threads::run(2, Duration::from_secs(60), |world| {
+            let _rank = DistributedManager::bind_thread(&world);
+            let trainer = Trainer::new(folder.path().join("run")).mesh(shape, names).epochs(1);
+            let data = |windows: &Windows| Ok((waves(windows, 4, 0)?, waves(windows, 2, 4)?));
+            let build = |params: &mut Scope<'_, ShardTensor>| {
+                Ok::<_, isobar_shard::Error>(Scaled(params.param(
+                    "factor",
+                    &[1],
+                    Init::Constant(1.0),
+                    Placement::Replicate,
+                )?))
+            };
+            trainer.fit(&[12, 10], data, build).map(drop)
+        })
+    };
+    for result in run(&[-1], &["model"]) {
+        let error = result.unwrap_err().to_string();
+        assert!(
+            error.contains("the axis \"model\" alone") && error.contains("[\"data\", \"model\"]"),
+            "{error}"
+        );
+    }
+    for result in run(&[1, -1], &["data", "model"]) {
+        result.unwrap();
     }
 }

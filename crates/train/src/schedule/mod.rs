@@ -210,8 +210,7 @@ pub(crate) fn check_lr(lr: f64) -> Result<()> {
     match lr.is_finite() && lr > 0.0 {
         true => Ok(()),
         false => {
-            let usual = if lr.is_finite() && lr < 0.0 { -lr } else { 1e-3 };
-            let expected = format!("a finite number above 0; for instance --set optimizer.lr={usual}");
+            let expected = "a finite number above 0; for instance --set optimizer.lr=0.001";
             Err(Error::invalid("optimizer.lr", lr, expected))
         }
     }
