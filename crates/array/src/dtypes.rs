@@ -70,6 +70,8 @@ enum Others {
     Free,
     /// The dtype of the first.
     Alike,
+    /// The second and the third like the first, those after them of any dtype.
+    NextTwoAlike,
     /// Any but `Bool` after `Bool`.
     NotBothBool,
     /// The dtype of the first, or `Float` beside 16 bits: parameters of norms.
@@ -98,6 +100,7 @@ fn dtypes(op: &str) -> (Dtypes, Others) {
         "conv_transpose1d" | "conv_transpose2d" | "conv_transpose3d" => (FloatingOrInt64, Alike),
         "linear" | "matmul" | "bmm" | "einsum" => (NotBool, Alike),
         "layer_norm" | "group_norm" | "instance_norm" | "batch_norm" => (Floating, Parameters),
+        "scaled_dot_product_attention" => (Floating, NextTwoAlike),
         "cdist" | "mse_loss" | "prelu" | "grid_sample" => (Floating, Alike),
         "max_pool1d" | "max_pool2d" | "max_pool3d" => (Real, Free),
         "avg_pool1d" | "avg_pool2d" | "avg_pool3d" => (FloatingOrInt64, Free),
@@ -165,7 +168,8 @@ pub fn check_dtypes<'a>(
                 return refuse(name, kind, Dtypes::NotBool.expected());
             }
             Others::Second(_) | Others::NotBothBool => continue,
-            Others::Alike | Others::SecondThenAlike(_) => alike(kind),
+            Others::NextTwoAlike if index > 2 => continue,
+            Others::Alike | Others::SecondThenAlike(_) | Others::NextTwoAlike => alike(kind),
             Others::Parameters => {
                 let half = matches!(first_kind, Kind::Half | Kind::BFloat16);
                 alike(kind) || (half && kind == Kind::Float)

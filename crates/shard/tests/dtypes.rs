@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use isobar_array::{
     Array, AttentionOptions, Binary, Comparison, Conv, Elementwise, FftNorm, GridSample, Interpolation,
-    Padding, Pool, Resample, Resize, Result, Statistic, Unary,
+    Linear, Padding, Pool, Reduce, Resample, Resize, Result, Statistic, Unary,
 };
 use isobar_collectives::threads;
 use isobar_mesh::DeviceMesh;
@@ -195,6 +195,19 @@ fn elements() -> Vec<Case> {
         "cat" [&[1, 3], &[1, 3]], |x| A::cat(&[&x[0], &x[1].to_kind(Kind::Float)?], 0);
     }
     .into()
+}
+
+#[test]
+fn dense_calls_with_numbers_return_errors() {
+    let (x, wide) = (values(&[2, 3], 1, Kind::Double), values(&[4], 1, Kind::Bool));
+    assert!(Elementwise::masked_fill(&x, &wide, 1.0).is_err());
+    assert!(Reduce::statistic(&x, Statistic::Norm, &[0, 0], false).is_err());
+    assert!(Reduce::statistic(&x, Statistic::Var { correction: 1 }, &[1, -1], false).is_err());
+    let batch = values(&[1, 2, 3], 1, Kind::Double);
+    assert!(Linear::bmm(&batch, &batch, Some(&x)).is_err());
+    let other = values(&[1, 3, 2], 1, Kind::Double);
+    assert!(Linear::bmm(&batch, &other, Some(&x)).is_err());
+    assert!(Linear::bmm(&batch, &other, Some(&values(&[2], 1, Kind::Double))).is_ok());
 }
 
 /// Functions of one tensor.

@@ -5,6 +5,7 @@ use std::fmt;
 use tch::{Kind, Tensor};
 
 use super::{argument, named};
+use crate::dtypes::check_dtypes;
 use crate::error::Result;
 use crate::random::{Generator, Window};
 
@@ -147,6 +148,8 @@ impl Attention for Tensor {
         options: &AttentionOptions<'_, Self>,
     ) -> Result<Self> {
         let AttentionOptions { attn_mask, is_causal, scale, enable_gqa, dropout_p, generator, .. } = *options;
+        let tensors = [("query", query.kind()), ("key", key.kind()), ("value", value.kind())];
+        check_dtypes(OP, tensors, Tensor::device(query))?;
         if is_causal && attn_mask.is_some() {
             return Err(argument(OP, "a mask and is_causal: give one of them"));
         }
@@ -194,7 +197,8 @@ fn weights(
     };
     let scores = match mask {
         Some(seen) if seen.kind() == Kind::Bool => {
-            scores.f_masked_fill(&seen.f_logical_not()?, f64::NEG_INFINITY)?
+            // (tch panics where a call with a number fails: that of shapes fails before.)
+            scores.f_masked_fill(&seen.f_logical_not()?.f_expand_as(&scores)?, f64::NEG_INFINITY)?
         }
         Some(added) => scores.f_add(added)?,
         None => scores,

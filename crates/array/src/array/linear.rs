@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use super::by_name::{one, with};
 use super::{Array, Windowed, argument, named};
+use crate::dtypes::check_dtypes;
 use crate::error::Result;
 use crate::precision::full;
 use crate::windowed::{Conv, Padding};
@@ -216,11 +217,20 @@ impl Linear for Tensor {
     }
 
     fn bmm(&self, other: &Self, bias: Option<&Self>) -> Result<Self> {
-        let result = match bias {
-            Some(bias) => bias.f_baddbmm(self, other, 1.0, 1.0),
-            None => self.f_bmm(other),
+        let Some(bias) = bias else { return named("bmm", &[self, other], self.f_bmm(other)) };
+        // tch panics where a call with a number fails: dtypes and shapes that do not fit must fail before.
+        let tensors = [("input", self), ("other", other), ("bias", bias)];
+        let kinds = tensors.map(|(name, tensor)| (name, tensor.kind()));
+        check_dtypes("bmm", kinds, Tensor::device(self))?;
+        let (&[n, i, k], &[batch, depth, j]) = (&self.size()[..], &other.size()[..]) else {
+            return Err(argument("bmm", "expected [n, i, k] and [n, k, j]"));
         };
-        named("bmm", &[self, other], result)
+        if (n, k) != (batch, depth) {
+            let shapes = format!("{:?} and {:?}", self.size(), other.size());
+            return Err(argument("bmm", format!("{shapes}; expected [n, i, k] and [n, k, j]")));
+        }
+        let bias = named("bmm", &[bias], bias.f_expand([n, i, j], true))?;
+        named("bmm", &[self, other], bias.f_baddbmm(self, other, 1.0, 1.0))
     }
 
     fn layer_norm(

@@ -248,6 +248,9 @@ impl Reduce for Tensor {
                 .map(|&dim| resolve("reduce", dim, count).map(|dim| dim as i64))
                 .collect::<Result<_>>()?
         };
+        if let Some(at) = (1..dims.len()).find(|&at| dims[..at].contains(&dims[at])) {
+            return Err(argument(statistic.name(), format!("dim {} comes twice in {dims:?}", dims[at])));
+        }
         let dims = &dims[..];
         let result = match statistic {
             Statistic::Sum => self.f_sum_dim_intlist(dims, keepdim, None),

@@ -1,5 +1,6 @@
 //! Making sharded tensors.
 
+use isobar_array::kernel::check_number;
 use isobar_collectives::windows::{Transfer, fetch};
 use isobar_mesh::DeviceMesh;
 use tch::{Device, Kind, Tensor};
@@ -315,6 +316,7 @@ impl ShardTensor {
     /// An error of libtorch.
     pub fn full(layout: &Layout, value: f64, kind: Kind, device: Device) -> Result<Self> {
         use isobar_collectives::ReduceOp;
+        check_number("full", value, kind)?;
         let own = |axis: usize| layout.coordinates().is_none_or(|at| at[axis] == 0);
         let others = |op: ReduceOp| {
             let mut axes = layout.placements().iter().enumerate();
