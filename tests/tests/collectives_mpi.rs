@@ -54,6 +54,7 @@ fn endings(
         "other-operation",
         "other-kind",
         "other-shape",
+        "other-arguments",
         "pair-mismatch",
         "compared",
         "absent",

@@ -54,7 +54,8 @@ fn mismatch(#[values(2, 3)] ranks: usize) {
 
 #[rstest]
 fn other_calls(
-    #[values(endings::other_operation, endings::other_kind, endings::other_shape)] ending: endings::Ending,
+    #[values(endings::other_operation, endings::other_kind, endings::other_shape, endings::other_arguments)]
+    ending: endings::Ending,
     #[values(2, 3)] ranks: usize,
 ) {
     all_right(threads::run(ranks, SHORT, |group| ending(&group)));

@@ -42,10 +42,14 @@ fn where_all_calls_are_compared_all_ranks_name_both_sides(#[values(false, true)]
     }
     let records = tempdir().unwrap();
     let launch = launch(mpi, 3).env("ISOBAR_DISTRIBUTED__FINGERPRINTS", "always");
-    let outcome = run(launch, "shape,kind,count,operation", records.path()).expect_success();
+    let outcome = run(launch, "shape,kind,reduction,count,operation", records.path()).expect_success();
     let calls = [
-        ("shape", "ranks [0, 1] all_reduce of Float [8], rank 2 all_reduce of Float [9]"),
-        ("kind", "ranks [0, 1] all_reduce of Float [8], rank 2 all_reduce of Int [8]"),
+        ("shape", "ranks [0, 1] all_reduce of Float [8] with Sum, rank 2 all_reduce of Float [9] with Sum"),
+        ("kind", "ranks [0, 1] all_reduce of Float [8] with Sum, rank 2 all_reduce of Int [8] with Sum"),
+        (
+            "reduction",
+            "ranks [0, 1] all_reduce of Float [8] with Sum, rank 2 all_reduce of Float [8] with Max",
+        ),
         (
             "count",
             "ranks [0, 1] all_gather_v of Float [2] along dim 0 by sizes [2, 2, 2], rank 2 all_gather_v of Float [3] along \
@@ -53,7 +57,7 @@ fn where_all_calls_are_compared_all_ranks_name_both_sides(#[values(false, true)]
         ),
         (
             "operation",
-            "ranks [0, 1] all_reduce of Float [8], rank 2 broadcast of Float [8] at rank 2 of the group",
+            "ranks [0, 1] all_reduce of Float [8] with Sum, rank 2 broadcast of Float [8] at rank 2 of the group",
         ),
     ];
     for (rank, said) in outcome.ranks.iter().enumerate() {
@@ -131,7 +135,7 @@ fn both_ranks_end_with_4_whoever_is_first(
 
 #[rstest]
 fn a_call_that_was_not_compared_is_named_by_the_records(
-    #[values("shape", "kind", "count", "operation", "order")] what: &str,
+    #[values("shape", "kind", "reduction", "count", "operation", "order")] what: &str,
     #[values(false, true)] mpi: bool,
 ) {
     if mpi && !has_mpi() {
@@ -147,9 +151,15 @@ fn a_call_that_was_not_compared_is_named_by_the_records(
     let both = match what {
         "shape" => ["rank 0 calls all_reduce of Float [8]", "rank 1 calls all_reduce of Float [9]"],
         "kind" => ["rank 0 calls all_reduce of Float [8]", "rank 1 calls all_reduce of Int [8]"],
+        "reduction" => {
+            ["rank 0 calls all_reduce of Float [8] with Sum", "rank 1 calls all_reduce of Float [8] with Max"]
+        }
         "count" => ["by sizes [2, 2]", "by sizes [2, 3]"],
         "operation" => ["rank 0 calls all_reduce of Float [8]", "rank 1 calls broadcast of Float [8]"],
-        _ => ["rank 0 in all_reduce of Float [8] (number ", "rank 1 in all_reduce of Float [8] (number "],
+        _ => [
+            "rank 0 in all_reduce of Float [8] with Sum (number ",
+            "rank 1 in all_reduce of Float [8] with Sum (number ",
+        ],
     };
     assert!(why.status.success() && both.iter().all(|side| text.contains(side)), "{text}\n{outcome}");
     let report = outcome.ranks.iter().any(|rank| both.iter().all(|side| rank.stderr.contains(side)));

@@ -99,13 +99,14 @@ impl Transfer {
     /// The failure of a message that is not the one that belongs here.
     pub(crate) fn foreign(&self, sent: u64) -> Failure {
         let (kind, shape, bytes) = (self.tensor.kind(), self.tensor.size(), nbytes(&self.tensor));
-        let what = match sent == bytes as u64 {
-            true => "those of another operation, shape or dtype".to_owned(),
-            false => format!("{sent} bytes"),
+        let another = match sent == bytes as u64 {
+            true => " of another operation, argument, dtype, shape or layout",
+            false => "",
         };
         Failure(format!(
-            "rank {} of the world sent {what} where {bytes} bytes were expected, {kind:?} {shape:?}; do all ranks make \
-             the same call, with the same sizes, shapes and dtypes?",
+            "rank {} of the world sent {sent} bytes{another}; this rank expects {kind:?} {shape:?}, {bytes} bytes; do all ranks \
+             make the same call, with the same arguments, dtypes and shapes? (distributed.fingerprints=always names both calls \
+             of a collective)",
             self.peer
         ))
     }

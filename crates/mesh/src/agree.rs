@@ -12,7 +12,7 @@ use crate::{Error, Result};
 ///
 /// [`Error::Disagreement`] where descriptions differ; a failed exchange.
 pub fn agree(group: &Group, operation: &'static str, description: &str) -> Result<()> {
-    let all = group.all_gather_bytes(description.as_bytes())?;
+    let all = group.all_gather_bytes_for(operation, description.as_bytes())?;
     let mut said: Vec<(String, Vec<String>)> = Vec::new();
     for (rank, bytes) in all.iter().enumerate() {
         let text = match bytes.as_slice() {

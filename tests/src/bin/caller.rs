@@ -1,5 +1,5 @@
-//! A rank of a job whose last rank calls otherwise than the others: `caller WHAT [SET...]`. What is `shape`, `kind`, `count`,
-//! `operation`, `order` or `absent`, or several of them joined by commas; each SET an assignment to the configuration.
+//! A rank of a job whose last rank calls otherwise than the others: `caller WHAT [SET...]`. What is `shape`, `kind`, `reduction`,
+//! `count`, `operation`, `order` or `absent`, or several of them joined by commas; each SET an assignment to the configuration.
 //!
 //! Prints what each call came to, and ends with the first error that ends the group, and with its code.
 #![expect(clippy::print_stderr, reason = "a program of tests, read by them")]
@@ -65,6 +65,10 @@ fn call(what: &str, world: &Group, other: &Group) -> Result<(), Error> {
         "kind" => {
             let kind = if differs { Kind::Int } else { Kind::Float };
             all_reduce(&ones(8, kind)?, ReduceOp::Sum, world)?
+        }
+        "reduction" => {
+            let op = if differs { ReduceOp::Max } else { ReduceOp::Sum };
+            all_reduce(&ones(8, Kind::Float)?, op, world)?
         }
         "count" => {
             let mut counts = vec![2; world.size()];

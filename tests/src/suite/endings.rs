@@ -3,16 +3,18 @@
 use std::time::Instant;
 
 use isobar_collectives::{
-    Error, Fingerprints, Group, ReduceOp, all_gather_v, all_reduce, broadcast, send_recv, start,
+    Error, Fingerprints, Group, ReduceOp, all_gather_v, all_reduce, broadcast, fused_all_reduce, gather_v,
+    reduce, reduce_scatter_v, send_recv, start, transpose,
 };
 use tch::{Kind, Tensor};
 
 /// The endings by name, for programs that run one.
-pub const ALL: [(&str, Ending); 9] = [
+pub const ALL: [(&str, Ending); 10] = [
     ("mismatch", mismatch),
     ("other-operation", other_operation),
     ("other-kind", other_kind),
     ("other-shape", other_shape),
+    ("other-arguments", other_arguments),
     ("pair-mismatch", pair_mismatch),
     ("compared", compared),
     ("absent", absent),
@@ -77,6 +79,48 @@ pub fn other_shape(group: &Group) -> Result<(), String> {
     foreign(group, |group| all_gather_v(&x, None, 1, true, group))
 }
 
+/// The last rank calls with another reduction, or along another dim, in messages of the same dtype and shape. Each trial has a group
+/// of its own, which it ends.
+///
+/// # Errors
+///
+/// A description of the deviation.
+pub fn other_arguments(group: &Group) -> Result<(), String> {
+    type Differing<'a> = (&'a str, &'a dyn Fn(&Group, bool) -> Result<Tensor, Error>);
+    let all: Vec<usize> = (0..group.size()).collect();
+    let ranks = group.size() as i64;
+    let square = Tensor::ones([ranks; 3], (Kind::Double, tch::Device::Cpu));
+    let line = Tensor::ones([ranks], (Kind::Double, tch::Device::Cpu));
+    // Reduced in two steps.
+    let large = Tensor::ones([30_000], (Kind::Double, tch::Device::Cpu));
+    let op = |other| if other { ReduceOp::Max } else { ReduceOp::Sum };
+    let pair = |other| {
+        let pair = if other { [&line, &square] } else { [&square, &line] };
+        Vec::from(pair.map(Tensor::shallow_clone))
+    };
+    let trials: [Differing<'_>; 10] = [
+        ("all_reduce", &|group, other| all_reduce(&square, op(other), group)),
+        ("all_reduce of many", &|group, other| all_reduce(&large, op(other), group)),
+        ("start::all_reduce", &|group, other| start::all_reduce(&square, op(other), group)?.wait()),
+        ("fused_all_reduce", &|group, other| fused_all_reduce(&square, op(other), None, group)),
+        ("fused_all_reduce of a structure", &|group, other| {
+            Ok(fused_all_reduce(&pair(other), ReduceOp::Sum, None, group)?.remove(0))
+        }),
+        ("reduce", &|group, other| reduce(&square, op(other), 0, group)),
+        ("reduce_scatter_v", &|group, other| reduce_scatter_v(&square, None, 0, op(other), true, group)),
+        ("all_gather_v", &|group, other| all_gather_v(&square, None, i64::from(other), true, group)),
+        ("gather_v", &|group, other| gather_v(&square, None, i64::from(other), 0, group)),
+        ("transpose", &|group, other| transpose(&square, 0, None, if other { 2 } else { 1 }, None, group)),
+    ];
+    for (name, call) in trials {
+        let own = group.subgroup(name, &all).map_err(|error| error.to_string())?;
+        let own = own.ok_or("a group without this rank")?;
+        let other = group.rank() + 1 == group.size();
+        foreign(&own, |group| call(group, other)).map_err(|error| format!("{name}: {error}"))?;
+    }
+    Ok(())
+}
+
 fn foreign(group: &Group, call: impl Fn(&Group) -> Result<Tensor, Error>) -> Result<(), String> {
     group.set_fingerprints(Fingerprints::Off);
     // A rank that only sends may learn of it with its next call.
@@ -102,7 +146,7 @@ pub fn compared(group: &Group) -> Result<(), String> {
     let last = group.size() - 1;
     let x = |extent: i64, kind: Kind| Tensor::ones([extent], (kind, tch::Device::Cpu));
     let other = group.rank() == last;
-    let calls: [Trial<'_>; 3] = [
+    let calls: [Trial<'_>; 6] = [
         (
             "broadcast of Double [2]",
             Box::new(|| match other {
@@ -117,6 +161,27 @@ pub fn compared(group: &Group) -> Result<(), String> {
         (
             "all_gather_v of Float [3]",
             Box::new(|| all_gather_v(&x(if other { 3 } else { 2 }, Kind::Float), None, 0, true, group)),
+        ),
+        (
+            "all_reduce of Float [2] with Max",
+            Box::new(|| {
+                let op = if other { ReduceOp::Max } else { ReduceOp::Sum };
+                all_reduce(&x(2, Kind::Float), op, group)
+            }),
+        ),
+        (
+            "all_gather_v of Float [2, 1] along dim 1",
+            Box::new(|| {
+                let x = x(2, Kind::Float).unsqueeze(1);
+                all_gather_v(&x, None, i64::from(other), true, group)
+            }),
+        ),
+        // No rank sends anything: only a comparison detects it.
+        (
+            "all_gather_v of Int [0]",
+            Box::new(|| {
+                all_gather_v(&x(0, if other { Kind::Int } else { Kind::Float }), None, 0, true, group)
+            }),
         ),
     ];
     for (named, call) in calls {

@@ -3,6 +3,9 @@
 //! The functions of the same names in the crate's root wait, and are differentiable; the meaning of the arguments is
 //! told there. Every rank of the group calls, in the same order.
 //!
+//! Inputs are read until the work is done: change them in place only after [`wait`](crate::Work::wait). A change before that may
+//! or may not reach the result, on this rank or on others.
+//!
 //! ```
 //! use isobar_collectives::{Group, ReduceOp, start};
 //! use tch::Tensor;
@@ -10,7 +13,7 @@
 //! let group = Group::single();
 //! let x = Tensor::from_slice(&[1.0, 2.0]);
 //! let work = start::all_reduce(&x, ReduceOp::Sum, &group)?;
-//! // compute something else here
+//! // compute something else here, and leave x unchanged
 //! let sum = work.wait()?;
 //! assert_eq!(sum.size(), [2]);
 //! # Ok::<(), isobar_collectives::Error>(())

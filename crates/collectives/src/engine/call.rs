@@ -1,7 +1,8 @@
 //! One operation of a group: its number, its place in traces and in the flight recorder, and the errors that it ends with.
 
 use std::future::poll_fn;
-use std::sync::atomic::Ordering;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -26,6 +27,8 @@ pub(crate) struct Call {
     pair: bool,
     /// The group's, when the operation began.
     pub(crate) fingerprint: u64,
+    /// Digest of the arguments that all ranks give alike.
+    arguments: Arc<AtomicU64>,
     group: Group,
     /// Entries in the attached traces.
     traced: Vec<Entry>,
@@ -50,6 +53,7 @@ impl Group {
             sequence,
             pair: false,
             fingerprint: self.fingerprint(),
+            arguments: Arc::default(),
             group: self.clone(),
             traced,
             recorded,
@@ -65,6 +69,7 @@ impl Group {
             sequence: 0,
             pair: true,
             fingerprint: 0,
+            arguments: Arc::default(),
             group: self.clone(),
             traced: vec![],
             recorded: Recorded::NOWHERE,
@@ -89,6 +94,7 @@ impl Group {
             sequence,
             pair: true,
             fingerprint: self.fingerprint(),
+            arguments: Arc::default(),
             group: self.clone(),
             traced,
             recorded,
@@ -115,6 +121,22 @@ impl Call {
     /// Returns the name of the operation that both sides of a message use.
     pub(crate) fn name_on_both_sides(&self) -> &'static str {
         if self.pair { "send and recv" } else { self.operation }
+    }
+
+    /// Takes into account an argument that all ranks must give alike: a rank that gives another does not take this call's messages,
+    /// nor do the others take its messages. Not for a message between two ranks, each of which names the other.
+    pub(crate) fn agree_on(&self, argument: impl Hash) {
+        if self.pair {
+            return;
+        }
+        let mut hasher = DefaultHasher::new();
+        (self.arguments(), argument).hash(&mut hasher);
+        self.arguments.store(hasher.finish(), Ordering::Relaxed);
+    }
+
+    /// Returns the digest of the arguments that all ranks must give alike.
+    pub(crate) fn arguments(&self) -> u64 {
+        self.arguments.load(Ordering::Relaxed)
     }
 
     /// Returns the communicator of a device tensor that can be sent directly between devices.

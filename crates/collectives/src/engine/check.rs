@@ -14,6 +14,7 @@ impl Call {
         let dims = tensor.dim() as i64;
         let found = |dim: i64| {
             self.recorded.along(dim as usize);
+            self.agree_on(dim);
             Ok(dim as usize)
         };
         match dim {
@@ -49,6 +50,7 @@ impl Call {
     /// A rank that must be in the group.
     pub(crate) fn member(&self, what: &str, rank: usize) -> Result<()> {
         self.recorded.root(rank);
+        self.agree_on(rank);
         match rank < self.group().size() {
             true => Ok(()),
             false => Err(self.refuse(format!("{what} {rank} is not a rank below {}", self.group().size()))),
@@ -114,6 +116,8 @@ impl Call {
 
     /// Checks that a dtype supports a reduction.
     pub(crate) fn reducible_kind(&self, op: ReduceOp, kind: Kind) -> Result<()> {
+        self.recorded.reduction(op);
+        self.agree_on(op);
         let complex = matches!(kind, Kind::ComplexHalf | Kind::ComplexFloat | Kind::ComplexDouble);
         let float = matches!(kind, Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double) || complex;
         let integer = matches!(kind, Kind::Uint8 | Kind::Int8 | Kind::Int16 | Kind::Int | Kind::Int64);

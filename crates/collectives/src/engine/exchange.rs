@@ -161,8 +161,8 @@ impl<'a> Exchange<'a> {
     fn label(&self, block: &Tensor) -> u64 {
         let mut hasher = DefaultHasher::new();
         (self.call.name_on_both_sides(), self.call.tag(self.step)).hash(&mut hasher);
-        (discriminant(&block.kind()), block.size(), self.fingerprint, self.call.fingerprint)
-            .hash(&mut hasher);
+        (discriminant(&block.kind()), block.size(), self.call.arguments()).hash(&mut hasher);
+        (self.fingerprint, self.call.fingerprint).hash(&mut hasher);
         hasher.finish()
     }
 

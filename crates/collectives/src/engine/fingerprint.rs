@@ -139,7 +139,10 @@ mod tests {
 
     use super::*;
     use crate::engine::comparison::Fingerprints;
-    use crate::{Error, Group, ReduceOp, all_gather_v, all_reduce, all_to_all_v, broadcast, start, threads};
+    use crate::{
+        Error, Group, ReduceOp, all_gather_v, all_reduce, all_to_all_v, broadcast, reduce_scatter_v, start,
+        threads, transpose,
+    };
 
     type Answer = Result<Tensor, Error>;
 
@@ -182,6 +185,26 @@ mod tests {
     })]
     #[case::kind("rank 2 all_reduce of Int [8]", |group: &Group, other: bool| {
         all_reduce(&ones(&[8], if other { Kind::Int } else { Kind::Float }), ReduceOp::Sum, group)
+    })]
+    #[case::reduction("rank 2 all_reduce of Float [8] with Max", |group: &Group, other: bool| {
+        let op = if other { ReduceOp::Max } else { ReduceOp::Sum };
+        start::all_reduce(&ones(&[8], Kind::Float), op, group)?.wait()
+    })]
+    #[case::scattered_reduction(
+        "rank 2 reduce_scatter_v of Float [3] along dim 0 with Avg",
+        |group: &Group, other: bool| {
+            let op = if other { ReduceOp::Avg } else { ReduceOp::Sum };
+            reduce_scatter_v(&ones(&[3], Kind::Float), None, 0, op, true, group)
+        }
+    )]
+    #[case::dim("rank 2 all_gather_v of Float [2, 2] along dim 1", |group: &Group, other: bool| {
+        all_gather_v(&ones(&[2, 2], Kind::Float), None, i64::from(other), true, group)
+    })]
+    #[case::joined_dim("rank 2 transpose of Float [3, 3, 3] along dim 0 and dim 2", |group: &Group, other: bool| {
+        transpose(&ones(&[3; 3], Kind::Float), 0, None, if other { 2 } else { 1 }, None, group)
+    })]
+    #[case::kind_without_data("rank 2 all_gather_v of Double [0, 2] along dim 0", |group: &Group, other: bool| {
+        all_gather_v(&ones(&[0, 2], if other { Kind::Double } else { Kind::Float }), None, 0, true, group)
     })]
     #[case::operation("rank 2 broadcast of Float [8] at rank 0 of the group", |group: &Group, other: bool| {
         match other {

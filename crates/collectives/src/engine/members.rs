@@ -122,6 +122,20 @@ impl Group {
         metadata::all_gather(self.call("all_gather_bytes"), bytes)?.wait()
     }
 
+    /// Does the work of [`all_gather_bytes`](Self::all_gather_bytes); flight records and reports say what it is for, such as a
+    /// call of another crate that is composed of it. Messages do not: ranks with different purposes get each other's bytes.
+    ///
+    /// All ranks call.
+    ///
+    /// # Errors
+    ///
+    /// A failed exchange.
+    pub fn all_gather_bytes_for(&self, purpose: &'static str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let call = self.call("all_gather_bytes");
+        call.recorded.purpose(purpose);
+        metadata::all_gather(call, bytes)?.wait()
+    }
+
     /// The bytes of `root`, on every rank; the other ranks' are not looked at.
     ///
     /// All ranks call.

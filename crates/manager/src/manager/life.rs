@@ -270,7 +270,7 @@ impl DistributedManager {
         let several = world.size() > 1;
         // Agreement, and not a barrier, which would meet one that another rank makes in the midst of its work.
         let result = if (barrier || mpi) && several {
-            agree(&world, "cleanup", "the end").map_err(Error::from)
+            agree(&world, "the end of the program", "the end").map_err(Error::from)
         } else {
             Ok(())
         };

@@ -32,6 +32,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tch::Kind;
 
+use crate::local::reduce::ReduceOp;
 use crate::observe::label::current as scope;
 use phase::Marker;
 
@@ -83,12 +84,15 @@ struct Ring {
 struct Slot {
     number: u64,
     operation: &'static str,
+    purpose: Option<&'static str>,
     place: Option<Arc<Place>>,
     sequence: u64,
     peer: Option<usize>,
     kind: Option<Kind>,
     shape: Few<DIMS>,
     dim: Option<usize>,
+    concat_dim: Option<usize>,
+    reduction: Option<ReduceOp>,
     sizes: Few<SIZES>,
     receives: Few<SIZES>,
     root: Option<usize>,
@@ -142,12 +146,15 @@ impl Slot {
     const EMPTY: Self = Self {
         number: u64::MAX,
         operation: "",
+        purpose: None,
         place: None,
         sequence: 0,
         peer: None,
         kind: None,
         shape: Few::NONE,
         dim: None,
+        concat_dim: None,
+        reduction: None,
         sizes: Few::NONE,
         receives: Few::NONE,
         root: None,
@@ -167,6 +174,7 @@ impl Slot {
         Some(FlightEntry {
             number: self.number,
             operation: self.operation.to_owned(),
+            purpose: self.purpose.map(str::to_owned),
             group: place.name.to_string(),
             context: place.context,
             sequence: self.sequence,
@@ -174,6 +182,8 @@ impl Slot {
             kind: self.kind.map(|kind| format!("{kind:?}")),
             shape: self.shape.to_vec(),
             dim: self.dim,
+            concat_dim: self.concat_dim,
+            reduction: self.reduction.map(|op| format!("{op:?}")),
             sizes: self.sizes.to_vec(),
             receives: self.receives.to_vec(),
             other_sizes: self.sizes.others,
@@ -370,9 +380,23 @@ impl Recorded {
         self.change(|slot| (slot.kind, slot.shape) = (Some(kind), Few::of(shape)));
     }
 
-    /// Along which dim; the first counts.
+    /// Records the dim along which the operation cuts, then another along which it joins.
     pub(crate) fn along(&self, dim: usize) {
-        self.change(|slot| slot.dim = slot.dim.or(Some(dim)));
+        self.change(|slot| match slot.dim {
+            None => slot.dim = Some(dim),
+            Some(cut) if cut == dim => {}
+            Some(_) => slot.concat_dim = Some(dim),
+        });
+    }
+
+    /// Records what an exchange of bytes is for.
+    pub(crate) fn purpose(&self, purpose: &'static str) {
+        self.change(|slot| slot.purpose = Some(purpose));
+    }
+
+    /// Records the reduction of an operation that combines values.
+    pub(crate) fn reduction(&self, op: ReduceOp) {
+        self.change(|slot| slot.reduction = Some(op));
     }
 
     /// The sizes of the ranks' parts; the first count.

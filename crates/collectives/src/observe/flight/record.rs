@@ -31,6 +31,9 @@ pub struct FlightEntry {
     pub number: u64,
     /// The operation.
     pub operation: String,
+    /// The call that an exchange of bytes is part of, where it says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub purpose: Option<String>,
     /// The group's name.
     pub group: String,
     /// The group's number, which its ranks agree on.
@@ -49,6 +52,12 @@ pub struct FlightEntry {
     /// The dim that is cut or joined, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dim: Option<usize>,
+    /// The dim that is joined, where another is cut.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub concat_dim: Option<usize>,
+    /// The reduction of an operation that combines values: `Sum`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reduction: Option<String>,
     /// The sizes of the ranks' parts along it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sizes: Vec<i64>,
@@ -97,12 +106,18 @@ impl FlightEntry {
         matches!(self.state, FlightState::Called | FlightState::Started | FlightState::Waiting)
     }
 
-    /// The operation with what it is of: `all_reduce of Float [3, 2]`.
+    /// The operation with what it is of: `all_reduce of Float [3, 2] with Sum`.
     pub fn call(&self) -> String {
+        if let Some(purpose) = &self.purpose {
+            return format!("{} for {purpose}", self.operation);
+        }
         let Some(kind) = &self.kind else { return self.operation.clone() };
         let mut text = format!("{} of {kind} {:?}", self.operation, self.shape);
         if let Some(dim) = self.dim {
             text += &format!(" along dim {dim}");
+        }
+        if let Some(dim) = self.concat_dim {
+            text += &format!(" and dim {dim}");
         }
         if !self.sizes.is_empty() {
             text += &format!(" by sizes {:?}", self.sizes);
@@ -113,6 +128,9 @@ impl FlightEntry {
         if !self.receives.is_empty() && self.receives != self.sizes {
             text += &format!(" and {:?}", self.receives);
         }
+        if let Some(reduction) = &self.reduction {
+            text += &format!(" with {reduction}");
+        }
         if let Some(root) = self.root {
             text += &format!(" at rank {root} of the group");
         }
@@ -122,7 +140,10 @@ impl FlightEntry {
     /// Returns whether two ranks' recorded calls are compatible: shards may differ along the dim that is split or
     /// concatenated.
     pub fn agrees_with(&self, other: &Self) -> bool {
-        if (&self.operation, &self.kind, self.root) != (&other.operation, &other.kind, other.root) {
+        let arguments = |entry: &Self| (entry.root, entry.dim, entry.concat_dim);
+        if (&self.operation, &self.kind, &self.reduction) != (&other.operation, &other.kind, &other.reduction)
+            || arguments(self) != arguments(other)
+        {
             return false;
         }
         let without = |entry: &Self| -> Vec<i64> {
@@ -136,18 +157,15 @@ impl FlightEntry {
             "all_reduce" | "reduce" | "broadcast" | "fused_all_reduce" => self.shape == other.shape,
             // Without sizes, all parts are equal.
             "all_gather_v" | "gather_v" => {
-                (self.dim, &self.sizes, self.other_sizes) == (other.dim, &other.sizes, other.other_sizes)
+                (&self.sizes, self.other_sizes) == (&other.sizes, other.other_sizes)
                     && without(self) == without(other)
                     && (!self.sizes.is_empty() || self.shape == other.shape)
             }
             "reduce_scatter_v" => {
-                (self.dim, &self.shape, &self.sizes, self.other_sizes)
-                    == (other.dim, &other.shape, &other.sizes, other.other_sizes)
+                (&self.shape, &self.sizes, self.other_sizes)
+                    == (&other.shape, &other.sizes, other.other_sizes)
             }
-            "all_to_all_v" => self.dim == other.dim && without(self) == without(other),
-            "scatter_v" | "transpose" | "indexed_all_to_all_v" | "indexed_scatter_add_v" => {
-                self.dim == other.dim
-            }
+            "all_to_all_v" => without(self) == without(other),
             _ => true,
         }
     }
