@@ -13,7 +13,8 @@ enum Dtypes {
     Bool,
     /// The dtypes of conditions.
     BoolOrUint8,
-    Int64,
+    /// The dtypes of indices.
+    Index,
     Floating,
     FloatingOrComplex,
     /// Integers and floating dtypes.
@@ -35,7 +36,7 @@ impl Dtypes {
             Self::Any => true,
             Self::Bool => kind == Kind::Bool,
             Self::BoolOrUint8 => matches!(kind, Kind::Bool | Kind::Uint8),
-            Self::Int64 => kind == Kind::Int64,
+            Self::Index => matches!(kind, Kind::Int | Kind::Int64),
             Self::Floating => floating,
             Self::FloatingOrComplex => floating || complex,
             Self::Real => !complex && kind != Kind::Bool,
@@ -51,7 +52,7 @@ impl Dtypes {
             Self::Any => "any dtype",
             Self::Bool => "Bool",
             Self::BoolOrUint8 => "Bool",
-            Self::Int64 => "Int64",
+            Self::Index => "Int64 or Int",
             Self::Floating => "a floating dtype",
             Self::FloatingOrComplex => "a floating or complex dtype",
             Self::Real => "an integer or floating dtype",
@@ -109,9 +110,9 @@ fn dtypes(op: &str) -> (Dtypes, Others) {
         "interpolate" => (FloatingOrUint8, Free),
         "where" => (BoolOrUint8, Free),
         "masked_fill" => (Any, Second(Bool)),
-        "index_select" | "gather" => (Any, Second(Int64)),
-        "embedding" => (Int64, Free),
-        "index_add" | "scatter_add" => (Any, SecondThenAlike(Int64)),
+        "index_select" | "gather" => (Any, Second(Index)),
+        "embedding" => (Index, Free),
+        "index_add" | "scatter_add" => (Any, SecondThenAlike(Index)),
         _ => (Any, Free),
     }
 }

@@ -192,6 +192,11 @@ fn elements() -> Vec<Case> {
             |x| x[0].to_kind(Kind::Double)?.index_add(0, &x[1], &x[2].to_kind(Kind::Double)?);
         "index_add of Float" [&[3, 2], &[2], &[2, 2]],
             |x| x[0].index_add(0, &x[1].to_kind(Kind::Int64)?, &x[2].to_kind(Kind::Float)?);
+        "index_select by Int" [&[3, 2], &[2]], |x| x[0].index_select(0, &x[1].to_kind(Kind::Int)?);
+        "gather by Int" [&[3, 2], &[2, 2]], |x| x[0].gather(0, &x[1].to_kind(Kind::Int)?);
+        "embedding by Int" [&[3, 2], &[2]], |x| x[0].embedding(&x[1].to_kind(Kind::Int)?);
+        "scatter_add by Int" [&[3, 2], &[2, 2]], |x| x[0].scatter_add(0, &x[1].to_kind(Kind::Int)?, &x[1]);
+        "index_add by Int" [&[3, 2], &[2], &[2, 2]], |x| x[0].index_add(0, &x[1].to_kind(Kind::Int)?, &x[2]);
         "cat" [&[1, 3], &[1, 3]], |x| A::cat(&[&x[0], &x[1].to_kind(Kind::Float)?], 0);
     }
     .into()

@@ -13,7 +13,6 @@ use serde_json::{Map, Value};
 use crate::adapt::Computed;
 use crate::calendar::TimePoint;
 use crate::dataset::Dataset;
-use crate::grid::DataVariable;
 use crate::joined::{self, DataPath, Join, Opener};
 use crate::memory::{Cache, HostMemory};
 use crate::registry::{find, registered};

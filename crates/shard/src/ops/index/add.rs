@@ -5,7 +5,7 @@ use tch::Tensor;
 
 use super::pick::{check_extents, element_route};
 use super::route::{Owners, Route};
-use super::{is_free, propagate_error, replaced, split_of_indices};
+use super::{is_free, propagate_error, replaced, resolved_indices, split_of_indices};
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
 use crate::ops::{operator, refuse, resolve, torch};
@@ -34,7 +34,7 @@ impl ShardTensor {
                 return refuse(OP, format!("{shapes} do not fit {:?} along dim {at}", self.shape()));
             }
             let x = self.resolved()?.consecutive()?;
-            let (index, source) = (index.resolved()?.detach(), source.resolved()?);
+            let (index, source) = (resolved_indices(index)?, source.resolved()?);
             let (along, summed) = walked(&x, &source.layout().dims()[at], at);
             let source =
                 source.to_layout(&x.layout().with_dims(replaced(x.layout().dims(), at, along.clone())))?;
@@ -79,7 +79,7 @@ impl ShardTensor {
                 );
             }
             let x = self.resolved()?.consecutive()?;
-            let (index, source) = (index.resolved()?.detach(), source.resolved()?);
+            let (index, source) = (resolved_indices(index)?, source.resolved()?);
             let (along, summed) = walked(&x, &source.layout().dims()[at], at);
             // Along other dims the index reaches so far, and lies with the elements that it walks beside.
             let mut reached = x.shallow_clone();

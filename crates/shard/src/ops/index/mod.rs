@@ -11,6 +11,7 @@ pub(super) use route::Owners;
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::layout::{Dim, Interval, Layout};
+use crate::tensor::ShardTensor;
 
 /// The global indices along a dim that this rank has, in its order.
 pub(crate) fn own_indices(layout: &Layout, dim: usize, device: Device) -> Result<Tensor, TchError> {
@@ -42,6 +43,12 @@ fn propagate_error<T>(
         }
     }
     result
+}
+
+/// Returns resolved, detached indices of dtype `Int64`, which exchanges take.
+fn resolved_indices(index: &ShardTensor) -> crate::error::Result<ShardTensor> {
+    let index = index.resolved()?.detach();
+    if index.kind() == Kind::Int { index.to_kind(Kind::Int64) } else { Ok(index) }
 }
 
 /// Returns the split of indices along a sharded dim: unchanged if the same axes shard them, otherwise that of the dim.

@@ -3,7 +3,7 @@
 use tch::Tensor;
 
 use super::route::{Owners, Route};
-use super::{is_free, propagate_error, replaced, split_of_indices};
+use super::{is_free, propagate_error, replaced, resolved_indices, split_of_indices};
 use crate::error::{Error, Result};
 use crate::layout::Dim;
 use crate::ops::{operator, refuse, resolve, torch};
@@ -28,7 +28,7 @@ impl ShardTensor {
             if index.ndim() != 1 {
                 return refuse(OP, format!("index {:?} has not one dim", index.shape()));
             }
-            let (x, mut index) = (self.resolved()?, index.resolved()?.detach());
+            let (x, mut index) = (self.resolved()?, resolved_indices(index)?);
             if !x.layout().is_sharded(at) {
                 if !is_free(&index.layout().dims()[0], &x.layout().sharding_axes()) {
                     index = index.replicate_where(|_| true)?;
@@ -70,7 +70,7 @@ impl ShardTensor {
                     x = x.narrow(d as i64, 0, index.shape()[d])?;
                 }
             }
-            let index = index.resolved()?.detach();
+            let index = resolved_indices(index)?;
             let own = &index.layout().dims()[at];
             let split = x.layout().is_sharded(at);
             let along = match split {
