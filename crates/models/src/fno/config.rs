@@ -41,12 +41,12 @@ pub struct FnoConfig {
     /// Number of Fourier layers.
     #[serde(default = "four")]
     pub num_fno_layers: usize,
-    /// Fourier modes that are kept along each dim: a number for all, or a list of `dimension` entries. Along all dims but the
-    /// last these are of the lowest frequencies of either sign, so twice as many.
+    /// Fourier modes that are kept along each dim: a number for all, or a list, whose first `dimension` entries count. Along
+    /// all dims but the last these are of the lowest frequencies of either sign, so twice as many.
     #[serde(default = "modes")]
     pub num_fno_modes: PerDim,
-    /// Points that are put behind the end of each dim: a number for all, or a list of at most `dimension` entries, in which
-    /// missing ones are 0.
+    /// Points that are put behind the end of each dim: a number for all, or a list, whose first `dimension` entries count and
+    /// in which missing ones are 0.
     #[serde(default = "padding")]
     pub padding: PerDim,
     /// Values of the padding.
@@ -278,29 +278,17 @@ impl Sizes {
         let dims = config.dimension;
         check.ensure((1..=4).contains(&dims), || format!("dimension is {dims}, expected 1 to 4"))?;
         check.extent("num_fno_layers", config.num_fno_layers)?;
+        // Of longer lists the rest does not count, as in PhysicsNeMo.
         let modes = config.num_fno_modes.list(dims);
-        check.ensure(modes.len() == dims, || {
-            let mut works = modes.clone();
-            works.resize(dims, 1);
-            format!(
-                "num_fno_modes has {} entries, expected {dims} (model.dimension); --set 'model.num_fno_modes={works:?}'",
-                modes.len()
-            )
+        check.ensure(modes.len() >= dims, || {
+            format!("num_fno_modes has {} entries, dimension is {dims}", modes.len())
         })?;
-        check.ensure(!modes.contains(&0), || {
-            let works: Vec<usize> = modes.iter().map(|&modes| modes.max(1)).collect();
-            format!("num_fno_modes is {modes:?}, expected 1 or more along each dim; --set 'model.num_fno_modes={works:?}'")
-        })?;
-        let modes =
-            modes.into_iter().map(|modes| check.extent("num_fno_modes", modes)).collect::<Result<_>>()?;
+        let modes = modes
+            .into_iter()
+            .take(dims)
+            .map(|modes| check.extent("an entry of num_fno_modes", modes))
+            .collect::<Result<_>>()?;
         let mut padding = config.padding.list(dims);
-        check.ensure(padding.len() <= dims, || {
-            format!(
-                "padding has {} entries, expected at most {dims} (model.dimension); --set 'model.padding={:?}'",
-                padding.len(),
-                &padding[..dims]
-            )
-        })?;
         padding.resize(dims, 0);
         let top = i32::MAX as usize;
         check.ensure(padding.iter().all(|&points| points <= top), || {

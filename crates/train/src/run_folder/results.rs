@@ -196,7 +196,7 @@ mod tests {
             "statistics.json",
             "run.lock",
             "checkpoints",
-            "checkpoints/step_00000001/rank_00000.safetensors",
+            "checkpoints/step_00000009/rank_00000.safetensors",
             "checkpoints/new.h5",
             "tensorboard/x/../y",
             "logs/rank_0.log",
