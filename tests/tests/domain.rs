@@ -583,7 +583,7 @@ fn a_prediction_replaces_no_file_of_the_run() {
 #[case(&["--samples", "7"], 2, "sample 7 is asked for; ")]
 #[case(&["--samples", "0-3-5"], 2, "or a range such as 0-3")]
 #[case(&["--out", "errors.csv"], 2, "errors.csv would be one of these")]
-#[case(&["--start", "6"], 2, "which has 0 to 5; --start=0")]
+#[case(&["--start", "6"], 2, "has the frames 0 to 5; --start=0")]
 #[case(&["--checkpoint", "worst"], 3, "--checkpoint is \"worst\": worst does not exist")]
 #[case(&["--set", "data.predict=frame"], 2, "was trained with data.predict = change")]
 #[case(&["--checkpoint", "best"], 3, "no checkpoint in ")]

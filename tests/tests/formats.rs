@@ -233,7 +233,7 @@ fn zarr_is_converted_to_and_from() {
         (
             vec![first.clone(), text("a.zarr")],
             2,
-            "a.zarr exists, and a data set in a folder replaces nothing",
+            "a.zarr exists, but a data set in a folder requires a new target",
         ),
         (
             vec![text("a.zarr"), text("a.zarr/zarr.json"), "--format".into(), "netcdf".into()],

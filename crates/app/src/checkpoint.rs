@@ -92,14 +92,14 @@ pub(crate) fn run(command: &CheckpointCommand) -> Result<Exit> {
     Ok(Exit::Good)
 }
 
-/// Rejects a target that is a file of a run or checkpoint, or another file than one of tensors; makes its folder.
+/// Rejects a file of a run or checkpoint, and an existing file without the extension `.safetensors`; makes the target's folder.
 fn check_export(out: &Path) -> Result<()> {
     // The checkpoint that is read is known by its folder.
     outputs::check("OUT.safetensors", &[out], &[])?;
     if out.is_file() && out.extension().is_none_or(|extension| extension != "safetensors") {
         return Err(Exit::Usage
             .because(format!(
-                "OUT.safetensors: {} exists and is not called .safetensors; remove it, or name another file",
+                "OUT.safetensors: {} exists without the extension .safetensors; remove it, or name another file",
                 out.display()
             ))
             .into());
@@ -189,7 +189,7 @@ mod tests {
                 "is a file of the run or checkpoint in ",
             ),
             ("run/checkpoints/new.safetensors", "is a file of the run or checkpoint in "),
-            ("data.h5", "exists and is not called .safetensors"),
+            ("data.h5", "exists without the extension .safetensors"),
         ] {
             let error = check_export(&path(name)).unwrap_err();
             assert!(error.to_string().contains(words), "{name}: {error}");

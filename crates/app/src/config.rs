@@ -253,7 +253,6 @@ mod tests {
     #[rstest]
     #[case::resumed_and_replaced(&["checkpoint.resume=auto", "checkpoint.overwrite=true"], "--set checkpoint.overwrite=false")]
     #[case::path(&["data.path="], "data.path is \"\"")]
-    #[case::lead(&["train.weights.lead=[1, 2]"], "train.weights.lead is [1.0, 2.0]")]
     #[case::rate(&["optimizer.lr=-3"], "optimizer.lr is -3")]
     #[case::format(&["data.npy.cut=3"], "[data.npy] has no effect")]
     fn mistakes_are_refused_before_the_start(#[case] sets: &[&str], #[case] words: &str) {

@@ -10,7 +10,7 @@ use crate::config::Config;
 pub(crate) fn unused(config: &Config, ranks: usize) -> Vec<String> {
     let Config { data, metrics, distributed, .. } = config;
     let alone = ranks == 1;
-    let one_rank = "one rank has no connections";
+    let one_rank = "a run on one rank opens no connections; leave it out";
     let keys = [
         (
             "metrics.climatology",
@@ -25,14 +25,24 @@ pub(crate) fn unused(config: &Config, ranks: usize) -> Vec<String> {
         (
             "data.scalars_as",
             data.scalars_as != ScalarsAs::default() && data.scalars.is_empty(),
-            "data.scalars names no variable",
+            "data.scalars names no variable; name some, or leave it out",
+        ),
+        (
+            "train.weights.lead",
+            config.train.weights.has_surplus_steps(data.train_steps.most()),
+            "data.train_steps is smaller than its number of weights; leave the last ones out",
         ),
         ("distributed.addr", alone && distributed.addr.is_some(), one_rank),
         ("distributed.port", alone && distributed.port.is_some(), one_rank),
         ("distributed.interface", alone && distributed.interface.is_some(), one_rank),
     ];
-    let found = keys.into_iter().filter(|(_, is_unused, _)| *is_unused);
-    found.map(|(key, _, why)| format!("{key} has no effect in this run: {why}")).collect()
+    let found =
+        keys.into_iter().filter(|(_, is_unused, _)| *is_unused).map(|(key, _, why)| (key.to_owned(), why));
+    // A format that is not known is an error later.
+    let tables = data.unread_tables().unwrap_or_default().into_iter();
+    let tables =
+        tables.map(|table| (table, "data of another format are read; set the key format, or leave it out"));
+    found.chain(tables).map(|(key, why)| format!("{key} has no effect in this run: {why}")).collect()
 }
 
 #[cfg(test)]
@@ -54,6 +64,8 @@ mod tests {
         1,
         &["distributed.addr", "distributed.port", "distributed.interface"]
     )]
+    #[case::tables(&["data.npy.cut=3"], 1, &["data.npy"])]
+    #[case::lead(&["train.weights.lead=[1.0, 2.0]"], 1, &["train.weights.lead"])]
     #[case::ranks(&["distributed.interface=eth0"], 2, &[])]
     fn keys_without_effect_get_a_line_each(
         #[case] sets: &[&str],

@@ -1,5 +1,5 @@
-//! Dtypes that operators take. Dense and sharded operators refuse others by this one table, before libtorch is asked: on ranks
-//! with empty shards, libtorch's kernels would not.
+//! Dtypes that operators take. Dense and sharded operators reject other dtypes by this table before they call libtorch, whose
+//! kernels accept any dtype on an empty shard.
 
 use tch::{Device, Kind};
 
@@ -102,7 +102,8 @@ fn dtypes(op: &str) -> (Dtypes, Others) {
         "linear" | "matmul" | "bmm" | "einsum" => (NotBool, Alike),
         "layer_norm" | "group_norm" | "instance_norm" | "batch_norm" => (Floating, Parameters),
         "scaled_dot_product_attention" => (Floating, NextTwoAlike),
-        "cdist" | "mse_loss" | "prelu" | "grid_sample" => (Floating, Alike),
+        "mse_loss" => (Floating, Second(Floating)),
+        "cdist" | "prelu" | "grid_sample" => (Floating, Alike),
         "max_pool1d" | "max_pool2d" | "max_pool3d" => (Real, Free),
         "avg_pool1d" | "avg_pool2d" | "avg_pool3d" => (FloatingOrInt64, Free),
         "adaptive_avg_pool1d" | "adaptive_avg_pool2d" | "adaptive_avg_pool3d" => (Floating, Free),
@@ -115,6 +116,12 @@ fn dtypes(op: &str) -> (Dtypes, Others) {
         "index_add" | "scatter_add" => (Any, SecondThenAlike(Index)),
         _ => (Any, Free),
     }
+}
+
+/// Returns whether mixed precision converts the operands to one dtype.
+fn is_lowered(op: &str) -> bool {
+    op.starts_with("conv")
+        || matches!(op, "linear" | "matmul" | "bmm" | "einsum" | "scaled_dot_product_attention")
 }
 
 /// Refuses tensors of dtypes that the operator does not take, and operands whose dtypes differ where they must agree. `tensors`
@@ -154,7 +161,7 @@ pub fn check_dtypes<'a>(
         return refuse(first_name, first_kind, first.expected());
     }
     let lowered = |kind: Kind| match (product_kind(device), kind) {
-        (Some(product), Kind::Float | Kind::Half | Kind::BFloat16) => product,
+        (Some(product), Kind::Float | Kind::Half | Kind::BFloat16) if is_lowered(op) => product,
         _ => kind,
     };
     let alike = |kind: Kind| lowered(kind) == lowered(first_kind);
@@ -201,7 +208,10 @@ pub fn check_number(op: &'static str, value: f64, kind: Kind) -> Result<()> {
     if (low..=high).contains(&value) || (is_floating(kind) && !value.is_finite()) {
         return Ok(());
     }
-    Err(argument(op, format!("the value {value} is outside of {kind:?}, which holds {low:e} to {high:e}")))
+    Err(argument(
+        op,
+        format!("the value {value} is outside the range of {kind:?}; expected {low:e} to {high:e}"),
+    ))
 }
 
 /// Returns the least value of a dtype, which no maximum is below: −∞ of floating ones.

@@ -49,6 +49,8 @@ impl<'a> Check<'a> {
         match &node.kind {
             Kind::Boolean(_) => {}
             Kind::Integer(value) => self.range(&fitting, *value as f64, node),
+            // No limit, as if the key were unset.
+            Kind::Float(f64::INFINITY) if self.schema.takes_null(schema) => {}
             Kind::Float(value) if !value.is_finite() => self.not_finite(&shapes, *value, &node.place),
             Kind::Float(value) => self.range(&fitting, *value, node),
             Kind::Text(text) => self.text(&fitting, text, &node.place),

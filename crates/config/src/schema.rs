@@ -47,6 +47,11 @@ impl Schema {
         former.filter_map(|(key, schema)| Some((schema.get(FORMER)?.as_str()?, key.as_str()))).collect()
     }
 
+    /// Returns whether a key may be unset.
+    pub(crate) fn takes_null(&self, schema: &Value) -> bool {
+        self.expand(schema).iter().any(|shape| shape.types.contains(&"null"))
+    }
+
     /// The forms that a schema allows, unset options left out, plain strings with a fixed list made one form.
     pub(crate) fn shapes<'a>(&'a self, schema: &'a Value) -> Vec<Shape<'a>> {
         let mut strings: Option<Shape<'a>> = None;

@@ -82,8 +82,8 @@ pub trait Dataset: Debug + Send + Sync {
     /// Variables that can be read.
     fn variables(&self) -> &[DataVariable];
 
-    /// Arrays of the files that are no variables although no variable was named, with their axes: they lack dims of the variables, or
-    /// have others.
+    /// Returns the arrays that are left out if no variable is named, each with its axes: their spatial dims differ from those of
+    /// the variables.
     fn left_out(&self) -> &[String] {
         &[]
     }

@@ -1,3 +1,4 @@
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Errors of a data set: its file, its content, or the request.
@@ -205,11 +206,14 @@ impl Error {
     }
 }
 
-/// The error of the operating system in a message of the HDF5 library, where it stands as `errno = 28` among addresses and counts.
+/// The error of a write in a message of the HDF5 library, where it stands as `errno = 28` among addresses and counts.
 fn os_error(message: &str) -> Option<std::io::Error> {
     let (_, rest) = message.split_once("errno = ")?;
     let digits = rest.split(|letter: char| !letter.is_ascii_digit()).next()?;
-    digits.parse().ok().map(std::io::Error::from_raw_os_error)
+    let is_of_writes = |kind: ErrorKind| {
+        matches!(kind, ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
+    };
+    digits.parse().ok().map(std::io::Error::from_raw_os_error).filter(|error| is_of_writes(error.kind()))
 }
 
 /// Describes the expected holder of a dataset or group.

@@ -29,7 +29,7 @@ pub(crate) fn is_gap(difference: f64, step: f64) -> bool {
 /// # let series = |times: &[f64]| Series(times.to_vec());
 /// assert_eq!(missing_frames(&series(&[0.0, 6.0, 12.0])), None);
 /// let found = missing_frames(&series(&[0.0, 6.0, 12.0, 36.0])).unwrap();
-/// assert_eq!(found, "series.nc lacks frames between 12 and 36: they differ by 24, where a step is 6");
+/// assert_eq!(found, "series.nc lacks frames between 12 and 36: the gap is 24, the median step 6");
 /// ```
 pub fn missing_frames(data: &dyn Dataset) -> Option<String> {
     let times = data.times()?;
@@ -40,7 +40,7 @@ pub fn missing_frames(data: &dyn Dataset) -> Option<String> {
     let at = steps.iter().position(|&step| is_gap(step, usual))?;
     let text = |frame: usize| time_text(data.time_unit(), times.get(frame));
     Some(format!(
-        "{} lacks frames between {} and {}: they differ by {}, where a step is {usual}",
+        "{} lacks frames between {} and {}: the gap is {}, the median step {usual}",
         data.path().display(),
         text(at),
         text(at + 1),

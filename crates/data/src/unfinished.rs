@@ -160,11 +160,11 @@ fn clear(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Rejects a target that exists: a folder replaces nothing.
+/// Rejects a target that exists: a data set in a folder never replaces one.
 pub(crate) fn check_absent(target: &Path) -> Result<()> {
     match fs::symlink_metadata(target) {
         Ok(_) => Err(Error::Invalid(format!(
-            "{} exists, and a data set in a folder replaces nothing; remove it, or name another target",
+            "{} exists, but a data set in a folder requires a new target; remove it, or name another target",
             target.display()
         ))),
         Err(_) => Ok(()),

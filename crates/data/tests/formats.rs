@@ -212,7 +212,7 @@ fn missing_values_are_refused_with_their_index() {
 #[case("stored.npz", "npy", &["w"], unnamed(), "there is no field `w`; the file's fields are `mask`, `u`, `v`")]
 #[case("stored.npz", "npy", &[], unnamed(), "names no field; ")]
 #[case("classic.nc", "netcdf", &[], json!({}), "--set 'data.fields=[\"u\", \"v\"]'")]
-#[case("stored.npz", "npy", &["u"], json!({}), "nothing says what the axes of `u`, of shape [3, 5, 4, 6], mean; name them, for example --set 'data.npy.axes=[\"sample\", \"time\", \"x\", \"y\"]'")]
+#[case("stored.npz", "npy", &["u"], json!({}), "the axes of `u`, of shape [3, 5, 4, 6], have no names; name them, for example --set 'data.npy.axes=[\"sample\", \"time\", \"x\", \"y\"]'")]
 #[case("stored.npz", "npy", &["u"], json!({ "axes": ["x", "y"] }), "but its axes are [\"x\", \"y\"]; name 4 axes in data.npy.variables.u")]
 #[case("stored.npz", "npy", &["u"], json!({ "axes": ["a", "b", "c", "d"] }), "the spatial dims [\"a\", \"b\", \"c\", \"d\"], expected 1 to 3")]
 #[case("stored.npz", "npy", &["u"], json!({ "axes": ["a", "a", "c", "d"] }), "expected axes of different names")]

@@ -193,7 +193,7 @@ fn without_further_keys_all_parts_are_of_one_data_set() {
     json!({ "train_times": [0, 30], "validation_times": [24, 60] }),
     "data.validation_times and data.train_times select 2 frames",
 )]
-#[case::no_validation(json!({ "train_times": [0, 30] }), "nothing says what validation is on")]
+#[case::no_validation(json!({ "train_times": [0, 30] }), "without data for validation: set data.validation_times")]
 #[case::leak(json!({ "validation_times": [0, 30] }), "training would see the validation frames")]
 #[case::no_date(
     json!({ "train_times": ["2000-02-30", "2001"], "validation_times": [0, 1] }),

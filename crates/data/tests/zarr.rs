@@ -462,7 +462,7 @@ fn ranks_write_their_own_chunks() {
         outcome.unwrap();
     }
     let error = format.create(&path, &content).map(|_| ()).unwrap_err().to_string();
-    assert!(error.contains("make the folder"), "{error}");
+    assert!(error.contains("requires a new target"), "{error}");
     let data = open(&path, &["h", "wind"], json!({})).unwrap();
     assert_eq!(
         (data.samples(), data.times(), data.time_unit()),

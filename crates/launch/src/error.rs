@@ -57,8 +57,10 @@ pub enum LaunchError {
         /// The number of ranks.
         size: usize,
     },
-    /// No ranks at all, or more than there are.
-    #[error("{method} launch: {variable} is {size}, expected 1 to {MOST_RANKS}")]
+    /// A number of ranks that is 0 or above the maximum.
+    #[error(
+        "{method} launch: {variable} is {size}, expected 1 to {MOST_RANKS}; set it to the number of ranks"
+    )]
     SizeOutOfRange {
         /// The method.
         method: Method,

@@ -91,8 +91,8 @@ impl Drop for Termination {
     }
 }
 
-/// From now on, SIGTERM and SIGINT (Ctrl-C) remove the partial outputs of this process ([`isobar_files::remove_partial`]) before
-/// they end it. SIGINT stays ignored where it was, as in background commands of shells.
+/// Makes SIGTERM and SIGINT (Ctrl-C) remove the partial outputs of this process ([`isobar_files::remove_partial`]) before they
+/// end it. An ignored SIGINT stays ignored, as in background commands of shells.
 ///
 /// # Errors
 ///
@@ -164,7 +164,6 @@ fn asked(signal: i32) {
             thread::sleep(Duration::from_millis(10));
         }
         if !watchdog.peers_alive() {
-            isobar_files::remove_partial();
             thread::sleep(ENDS);
             end(signal);
         }

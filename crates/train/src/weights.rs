@@ -107,13 +107,18 @@ impl WeightsConfig {
     /// [`Error::Invalid`] if there are fewer.
     pub fn check_steps(&self, steps: usize) -> Result<()> {
         match &self.lead {
-            Some(Lead::Steps(weights)) if weights.len() != steps => {
-                let expected = format!("a weight for each step, of which data.train_steps has {steps}");
+            Some(Lead::Steps(weights)) if weights.len() < steps => {
+                let expected = format!("one weight for each of the {steps} steps of data.train_steps");
                 let works = format!("{:?}", vec![1.0; steps]);
                 Err(Error::setting("train.weights.lead", format!("{weights:?}"), &expected, works))
             }
             _ => Ok(()),
         }
+    }
+
+    /// Returns whether more steps have weights than a training sample has.
+    pub fn has_surplus_steps(&self, steps: usize) -> bool {
+        matches!(&self.lead, Some(Lead::Steps(weights)) if weights.len() > steps)
     }
 }
 

@@ -81,7 +81,7 @@ fn what_does_not_fit_is_one_error() {
         (
             "data.raw.axes=[\"w\", \"x\", \"y\", \"z\"]",
             2,
-            "have the names \"sample\", \"time\" and \"channel\"",
+            "name the axes of samples, times and channels \"sample\", \"time\" and \"channel\"",
         ),
         ("data.format=hdf5", 3, "--set data.format=raw"),
     ];

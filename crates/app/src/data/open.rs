@@ -33,8 +33,8 @@ impl DataArgs {
         if let [first, ..] = data.left_out() {
             let name = first.split(' ').next().unwrap_or_default();
             terminal::line(&format!(
-                "left out, since not on the dims of the other variables: {}; name variables to take them (--set \
-                 'data.fields=[{name:?}]'), or an axis of levels with --set data.{}.channel=AXIS",
+                "left out, because their dims differ from those of the other variables: {}; name variables to include them (--set \
+                 'data.fields=[{name:?}]'), or name the axis of levels (--set data.{}.channel=AXIS)",
                 data.left_out().join(", "),
                 config.data.format_name()
             ));

@@ -70,7 +70,8 @@ pub(crate) fn command(args: &PredictArgs) -> Result<Exit> {
 fn predict(manager: &DistributedManager, resolved: &Resolved<Config>, args: &PredictArgs) -> Result<()> {
     agree(resolved, &manager.group(None)?, &PER_RANK_KEYS)?;
     let config = &resolved.value;
-    config.check()?;
+    config.data.check()?;
+    config.check_task()?;
     let said = run::with(manager, config, Prediction { config, args })?;
     if manager.rank() == 0 {
         said.iter().for_each(|line| terminal::line(line));
@@ -287,7 +288,7 @@ impl Prediction<'_> {
         let start = args.start.unwrap_or(first);
         if start > last {
             bail!(Exit::Usage.because(format!(
-                "--start={start} is no frame of {}, which has 0 to {last}; --start={}",
+                "--start is {start}, but {} has the frames 0 to {last}; --start={}",
                 source.path(),
                 first.min(last)
             )));
@@ -305,7 +306,7 @@ impl Prediction<'_> {
         }
         if steps == 0 {
             bail!(Exit::Usage.because(format!(
-                "0 steps from frame {start} are asked for; {} has the frames 0 to {last}: start earlier, or give the number of \
+                "the number of steps from frame {start} is 0, expected 1 or more: {} has the frames 0 to {last}; start earlier, or give the number of \
                  steps, as in --steps=1",
                 source.path()
             )));

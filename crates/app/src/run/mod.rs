@@ -221,7 +221,9 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
         && world.rank() == 0
         && let Some(found) = missing_frames(&*source.parts.train.data)
     {
-        tracing::warn!("{found}; a training step leads across; data.train_times selects a range of times");
+        tracing::warn!(
+            "{found}; a training step spans the gap; select a range of times with data.train_times"
+        );
     }
     if let Some(mesh) = &domain
         && J::TRAINS

@@ -256,7 +256,7 @@ fn has_frames(
                  --set 'data.{times}=[FIRST, LAST]' with a longer interval"
             ))),
             false => bail!(Exit::Data.because(format!(
-                "trajectories of {path} have {frames} frames, expected {least} or more"
+                "trajectories of {path} have {frames} frames, expected {least} or more; choose data with longer trajectories"
             ))),
         }
     }

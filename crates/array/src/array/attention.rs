@@ -197,7 +197,7 @@ fn weights(
     };
     let scores = match mask {
         Some(seen) if seen.kind() == Kind::Bool => {
-            // (tch panics where a call with a number fails: that of shapes fails before.)
+            // tch panics if a call with a scalar argument fails, so shapes that do not broadcast must fail first.
             scores.f_masked_fill(&seen.f_logical_not()?.f_expand_as(&scores)?, f64::NEG_INFINITY)?
         }
         Some(added) => scores.f_add(added)?,

@@ -512,7 +512,7 @@ impl Elementwise for Tensor {
     fn masked_fill(&self, mask: &Self, value: f64) -> Result<Self> {
         check_dtypes("masked_fill", [("input", self.kind()), ("mask", mask.kind())], Tensor::device(self))?;
         check_number("masked_fill", value, self.kind())?;
-        // tch panics where a call with a number fails: shapes that do not broadcast must fail before.
+        // tch panics if a call with a scalar argument fails, so shapes that do not broadcast must fail first.
         named("masked_fill", &[self, mask], Tensor::f_broadcast_tensors(&[self, mask]))?;
         named("masked_fill", &[self, mask], self.f_masked_fill(mask, value))
     }

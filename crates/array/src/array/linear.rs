@@ -218,7 +218,7 @@ impl Linear for Tensor {
 
     fn bmm(&self, other: &Self, bias: Option<&Self>) -> Result<Self> {
         let Some(bias) = bias else { return named("bmm", &[self, other], self.f_bmm(other)) };
-        // tch panics where a call with a number fails: dtypes and shapes that do not fit must fail before.
+        // tch panics if a call with a scalar argument fails, so dtypes and shapes that do not fit must fail first.
         let tensors = [("input", self), ("other", other), ("bias", bias)];
         let kinds = tensors.map(|(name, tensor)| (name, tensor.kind()));
         check_dtypes("bmm", kinds, Tensor::device(self))?;

@@ -141,7 +141,7 @@ pub(crate) fn start_in(
             call.refuse(format!("values of dtype {:?} do not fit a buffer of dtype {kind:?}", tensor.kind()))
         );
     }
-    call.agree_on(tensors.iter().map(|tensor| tensor.size()).collect::<Vec<_>>());
+    tensors.iter().for_each(|tensor| call.agree_on(tensor.size()));
     let length = tensors.iter().map(|t| t.numel() as i64).sum::<i64>();
     let buffer = memory::empty(&[length], kind, first.device())?;
     let mut at = 0;

@@ -122,8 +122,8 @@ impl Group {
         metadata::all_gather(self.call("all_gather_bytes"), bytes)?.wait()
     }
 
-    /// Does the work of [`all_gather_bytes`](Self::all_gather_bytes); flight records and reports say what it is for, such as a
-    /// call of another crate that is composed of it. Messages do not: ranks with different purposes get each other's bytes.
+    /// Gathers bytes as [`all_gather_bytes`](Self::all_gather_bytes) does, and names its purpose in flight records and reports, such
+    /// as a call of another crate. Messages do not carry the purpose: ranks with different purposes get each other's bytes.
     ///
     /// All ranks call.
     ///

@@ -140,19 +140,21 @@ impl ArrayDataset {
             values => values,
         };
         let found = match &values {
+            // NaN is found with the infinities.
+            _ if info.missing.is_empty() && info.valid.is_none() => None,
             Values::F32(values) => values.iter().position(|&value| missing(f64::from(value))),
             Values::F64(values) => values.iter().position(|&value| missing(value)),
         };
-        if let Some(at) = found {
-            return Err(Error::MissingValue {
-                path: self.arrays.path().to_owned(),
-                dataset: variable.path.clone(),
-                value: match &values {
-                    Values::F32(values) => f64::from(values[at]),
-                    Values::F64(values) => values[at],
-                },
-                index: index(window, at),
-            });
+        let missing_value = |at: usize, value: f64| Error::MissingValue {
+            path: self.arrays.path().to_owned(),
+            dataset: variable.path.clone(),
+            value,
+            index: index(window, at),
+        };
+        match (found, &values) {
+            (Some(at), Values::F32(values)) => return Err(missing_value(at, f64::from(values[at]))),
+            (Some(at), Values::F64(values)) => return Err(missing_value(at, values[at])),
+            (None, _) => (),
         }
         let values: Vec<f32> = match values {
             Values::F32(values) if !packed => values,
@@ -162,6 +164,7 @@ impl ArrayDataset {
         };
         match values.iter().position(|value| !value.is_finite()) {
             None => Ok(values),
+            Some(at) if values[at].is_nan() => Err(missing_value(at, f64::NAN)),
             Some(at) => Err(Error::NotFinite {
                 path: self.arrays.path().to_owned(),
                 dataset: variable.path.clone(),

@@ -235,13 +235,13 @@ impl Reader<'_> {
                 }
             ))),
             None => Err(Error::Config(format!(
-                "{}: nothing says what the axes of `{path}`, {}, mean; {}",
+                "{}: the axes of `{path}`, {}, have no names; {}",
                 self.arrays.path().display(),
                 shape(&info.shape),
                 match self.source.has_option("axes") {
                     true =>
                         format!("name them, for example --set '{}.axes={:?}'", self.table, example_axes(ndim)),
-                    false => "their names must come from the format (`ArrayInfo::axes`)".to_owned(),
+                    false => "the format must name them (`ArrayInfo::axes`)".to_owned(),
                 }
             ))),
         }
@@ -272,9 +272,7 @@ impl Reader<'_> {
             table if self.source.has_option("sample") => format!(
                 "say which axes are samples, times and channels with {table}.sample, {table}.time and {table}.channel"
             ),
-            _ => format!(
-                "the axes of samples, times and channels have the names {sample:?}, {time:?} and {channel:?}"
-            ),
+            _ => format!("name the axes of samples, times and channels {sample:?}, {time:?} and {channel:?}"),
         }
     }
 
@@ -368,7 +366,11 @@ impl Reader<'_> {
             if axes.contains(&self.options.time) {
                 return self.options.time.clone();
             }
+            let ArrayOptions { sample, channel, .. } = self.options;
             let is_time = |(axis, extent): &(&String, &usize)| {
+                if [sample, channel].contains(axis) {
+                    return false;
+                }
                 let coordinate = self.coordinate(&path, axis, **extent).ok().flatten();
                 coordinate.and_then(|(_, info)| info.unit).is_some_and(|unit| unit.contains(" since "))
             };
@@ -488,9 +490,9 @@ impl Reader<'_> {
             let values = self.line(&path, &info).ok()?;
             Some(Levels { name: axis.to_owned(), unit: info.unit, values })
         });
-        // Numbers from 0 on without a unit say no more than the order does.
-        let is_number = |(at, value): (usize, &f64)| *value == at as f64;
-        let levels = levels.filter(|own| own.unit.is_some() || !own.values.iter().enumerate().all(is_number));
+        // Numbers in a row without a unit, such as those of components, give the order only.
+        let is_next = |pair: &[f64]| pair[1] == pair[0] + 1.0;
+        let levels = levels.filter(|own| own.unit.is_some() || !own.values.windows(2).all(is_next));
         let names = match &levels {
             _ if count == 1 => vec![name.to_owned()],
             Some(levels) => levels.values.iter().map(|level| format!("{name}_{level}")).collect(),

@@ -11,7 +11,7 @@ use serde_json::Value;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ArrayOptions {
-    /// Places of variables and of coordinates whose array has another name: `{ u = "fields/velocity" }`, or with more:
+    /// Paths of variables and coordinates that are stored under another name: `{ u = "fields/velocity" }`, or with more:
     /// `{ a = { path = "x", axes = ["sample", "x", "y"] } }`, `{ time = { path = "clock", unit = "hours since 2000-01-01" } }`.
     pub variables: BTreeMap<String, VariableOptions>,
     /// Names of the axes of arrays that do not store them, in order, such as ["sample", "time", "x", "y"]. Those that are not
@@ -19,8 +19,8 @@ pub struct ArrayOptions {
     pub axes: Vec<String>,
     /// Name of the axis of samples or trajectories. Without it there is one trajectory.
     pub sample: String,
-    /// Name of the axis of times. If no variable has an axis of this name, the axis whose coordinates have a unit such as
-    /// `hours since 2000-01-01` is that of times.
+    /// Name of the time axis. If no variable has an axis of this name, the time axis is the one whose coordinates have a
+    /// unit such as `hours since 2000-01-01`.
     pub time: String,
     /// Name of the axis of channels, such as vector components or pressure levels.
     pub channel: String,

@@ -4,8 +4,7 @@ use super::DataConfig;
 use crate::{Error, Result};
 
 impl DataConfig {
-    /// Checks the keys that need no file: rejects empty paths, tables of formats that the run does not read, and keys that do not fit
-    /// together.
+    /// Checks the keys that need no file: rejects empty paths, and keys that do not fit together.
     ///
     /// # Errors
     ///
@@ -33,7 +32,6 @@ impl DataConfig {
                 "data.{key} is \"\", expected a file, a folder or a pattern; --set data.{key}=PATH"
             )));
         }
-        self.check_tables()?;
         self.check_keys()
     }
 
@@ -41,7 +39,7 @@ impl DataConfig {
     fn check_keys(&self) -> Result<()> {
         if self.train_times.is_some() && self.validation_times.is_none() && self.validation_path.is_none() {
             return Err(Error::Config(
-                "data.train_times is set, but nothing says what validation is on: set data.validation_times or \
+                "data.train_times is set without data for validation: set data.validation_times or \
                  data.validation_path, or select times of both with data.times"
                     .to_owned(),
             ));
@@ -71,21 +69,21 @@ impl DataConfig {
         Ok(())
     }
 
-    fn check_tables(&self) -> Result<()> {
-        let (own, target) = (self.format_name(), self.target.as_ref());
+    /// Returns the tables of formats that the run does not read, such as `data.hdf5`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`DataConfig::open`] for an unknown format.
+    pub fn unread_tables(&self) -> Result<Vec<String>> {
+        let resolved = self.with_folders()?;
+        let (own, target) = (resolved.format_name(), self.target.as_ref());
         let of_target = target.and_then(|target| target.format.as_ref()).map(|format| format.as_str());
         let zarr = target.and_then(|target| target.path.as_ref()).is_some_and(|path| path.is_zarr());
-        let read = |name: &str| name == own || Some(name) == of_target || (zarr && name == "zarr");
+        let is_read = |name: &str| name == own || Some(name) == of_target || (zarr && name == "zarr");
         let tables = self.own.names().map(|name| ("data", name));
-        let tables = tables
-            .chain(target.iter().flat_map(|target| target.own.names()).map(|name| ("data.target", name)));
-        match tables.into_iter().find(|(_, name)| !read(name)) {
-            None => Ok(()),
-            Some((table, name)) => Err(Error::Config(format!(
-                "[{table}.{name}] has no effect: {table}.format is {:?}; --set {table}.format={name}, or remove the table",
-                if table == "data" { own } else { of_target.unwrap_or(own) }
-            ))),
-        }
+        let of_targets = target.iter().flat_map(|target| target.own.names());
+        let tables = tables.chain(of_targets.map(|name| ("data.target", name)));
+        Ok(tables.filter(|(_, name)| !is_read(name)).map(|(table, name)| format!("{table}.{name}")).collect())
     }
 }
 
@@ -98,26 +96,26 @@ mod tests {
 
     #[rstest]
     #[case::plain(json!({}), None)]
-    #[case::own(json!({ "format": "hdf5", "hdf5": { "time": "t" } }), None)]
-    #[case::of_the_targets(json!({ "format": "hdf5", "netcdf": {}, "target": { "format": "netcdf" } }), None)]
     #[case::path(json!({ "path": "" }), Some("data.path is \"\", expected a file, a folder or a pattern; --set data.path=PATH"))]
     #[case::one_of_several(json!({ "path": ["a.h5", ""] }), Some("data.path is \"\""))]
     #[case::validation(json!({ "validation_path": "" }), Some("data.validation_path is \"\""))]
     #[case::target(json!({ "target": { "path": "" } }), Some("data.target.path is \"\""))]
-    #[case::other_format(
-        json!({ "format": "the_well", "hdf5": { "time": "t" } }),
-        Some("[data.hdf5] has no effect: data.format is \"the_well\"; --set data.format=hdf5, or remove the table")
-    )]
-    #[case::other_format_of_the_targets(
-        json!({ "format": "hdf5", "target": { "npy": {} } }),
-        Some("[data.target.npy] has no effect: data.target.format is \"hdf5\"; --set data.target.format=npy, or remove the table")
-    )]
-    fn keys_without_effect_are_refused(#[case] table: serde_json::Value, #[case] error: Option<&str>) {
+    fn empty_paths_are_refused(#[case] table: serde_json::Value, #[case] error: Option<&str>) {
         let config: DataConfig = serde_json::from_value(table).unwrap();
         let found = config.check().err().map(|error| error.to_string());
         match error {
             None => assert_eq!(found, None),
             Some(error) => assert!(found.as_ref().is_some_and(|found| found.starts_with(error)), "{found:?}"),
         }
+    }
+
+    #[rstest]
+    #[case::own(json!({ "format": "hdf5", "hdf5": { "time": "t" } }), &[])]
+    #[case::of_the_targets(json!({ "format": "hdf5", "netcdf": {}, "target": { "format": "netcdf" } }), &[])]
+    #[case::other_format(json!({ "format": "the_well", "hdf5": { "time": "t" } }), &["data.hdf5"])]
+    #[case::other_format_of_the_targets(json!({ "format": "hdf5", "target": { "npy": {} } }), &["data.target.npy"])]
+    fn tables_of_other_formats_are_found(#[case] table: serde_json::Value, #[case] expected: &[&str]) {
+        let config: DataConfig = serde_json::from_value(table).unwrap();
+        assert_eq!(config.unread_tables().unwrap(), expected);
     }
 }

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 use crate::adapt::Computed;
 use crate::calendar::TimePoint;
 use crate::dataset::Dataset;
+use crate::grid::DataVariable;
 use crate::joined::{self, DataPath, Join, Opener};
 use crate::memory::{Cache, HostMemory};
 use crate::registry::{find, registered};
@@ -211,7 +212,10 @@ impl DataConfig {
     fn open_with(&self, path: &DataPath, opener: Opener) -> Result<Box<dyn Dataset>> {
         let name = self.format_name();
         let data = joined::open(path, opener, (self.join, self.open_files))?;
-        if !self.levels.is_empty() && !data.variables().iter().any(|variable| variable.levels.is_some()) {
+        let has_levels = |variable: &DataVariable| {
+            variable.levels.is_some() || variable.channels.len() == self.levels.len()
+        };
+        if !self.levels.is_empty() && !data.variables().iter().any(has_levels) {
             return Err(Error::Config(format!(
                 "data.levels is {:?}, but no variable of {path} has levels; name their axis with --set data.{name}.channel=LEVEL, \
                  or --set 'data.levels=[]'",

@@ -89,6 +89,11 @@ impl Joined {
             let count = if along == Join::Time { file.frames.unwrap_or(1) } else { file.samples };
             starts.push(starts[starts.len() - 1] + count);
         }
+        let mut variables = first.variables().to_vec();
+        if along == Join::Sample && sorted.len() > 1 {
+            // Fields without samples in a file are those of its samples.
+            variables.iter_mut().for_each(|variable| variable.is_static = false);
+        }
         let samples = if along == Join::Time { first.samples() } else { starts[starts.len() - 1] };
         Ok(Self {
             path,
@@ -100,7 +105,7 @@ impl Joined {
             times,
             time_unit: first.time_unit().cloned(),
             dims: first.dims().to_vec(),
-            variables: first.variables().to_vec(),
+            variables,
             left_out: first.left_out().to_vec(),
             default_pair: first.default_pair().map(|pair| pair.map(str::to_owned)),
         })

@@ -280,14 +280,16 @@ impl Sizes {
         check.extent("num_fno_layers", config.num_fno_layers)?;
         // Of longer lists the rest does not count, as in PhysicsNeMo.
         let modes = config.num_fno_modes.list(dims);
-        check.ensure(modes.len() >= dims, || {
-            format!("num_fno_modes has {} entries, dimension is {dims}", modes.len())
+        check.ensure(modes.len() >= dims && !modes[..dims].contains(&0), || {
+            let mut works: Vec<usize> = modes.iter().map(|&modes| modes.max(1)).collect();
+            works.resize(dims, 1);
+            format!(
+                "num_fno_modes is {modes:?}, expected 1 or more along each of {dims} dims (model.dimension); --set \
+                 'model.num_fno_modes={works:?}'"
+            )
         })?;
-        let modes = modes
-            .into_iter()
-            .take(dims)
-            .map(|modes| check.extent("an entry of num_fno_modes", modes))
-            .collect::<Result<_>>()?;
+        let modes = modes.into_iter().take(dims);
+        let modes = modes.map(|modes| check.extent("num_fno_modes", modes)).collect::<Result<_>>()?;
         let mut padding = config.padding.list(dims);
         padding.resize(dims, 0);
         let top = i32::MAX as usize;

@@ -125,6 +125,7 @@ fn repeated(labels: &[char]) -> Option<(usize, usize)> {
 
 /// Says why a tensor has no diagonal on its ranks: dims of one label have different extents, or several of them are split.
 fn no_diagonal(tensor: &ShardTensor, labels: &[char]) -> Option<String> {
+    let _ = repeated(labels)?;
     labels.iter().enumerate().find_map(|(first, label)| {
         let same: Vec<usize> = (first..labels.len()).filter(|&dim| labels[dim] == *label).collect();
         let extents: Vec<i64> = same.iter().map(|&dim| tensor.shape()[dim]).collect();
@@ -287,7 +288,7 @@ impl ShardTensor {
     }
 
     /// Einstein's summation, such as `"bhqd,bhkd->bhqk"`: dims of one letter are walked together, and those that the result
-    /// does not name are summed over. A letter that an operand has twice is the diagonal of its dims, of which one may be split.
+    /// does not name are summed over. A letter repeated in an operand takes the diagonal; at most one of its dims may be sharded.
     ///
     /// # Errors
     ///
@@ -345,7 +346,7 @@ crate::register! {
     /// The product of matrices of a batch, with an optional bias.
     "bmm"(input, other, bias) Product(rows_by_columns):
         |call| call.tensor(0)?.bmm(call.tensor(1)?, operand(call.optional_tensor(2)));
-    /// Sums of products by the indices of `equation`; a letter twice in one tensor is a diagonal, of whose dims one may be sharded.
+    /// Sums of products by the indices of `equation`; a letter repeated in an operand takes the diagonal (at most one dim sharded).
     "einsum"(; equation) Product(|_| true):
         |call| ShardTensor::einsum(&call.get::<String>("equation")?, call.tensors());
 }

@@ -56,7 +56,7 @@ fn shape(what: &str, found: &[i64], window: &[Range<usize>]) -> crate::Result<()
     }
     let spatial: Vec<String> = extents.iter().map(ToString::to_string).collect();
     let expected = format!(
-        "[sample, channel, {}] with at least one channel: `data` returns the window {window:?} that this rank is given (`Windows`)",
+        "[sample, channel, {}] with at least one channel; return the window {window:?} of this rank (`Windows`)",
         spatial.join(", ")
     );
     Err(Error::invalid(format!("the shape of the {what}"), format!("{found:?}"), expected))

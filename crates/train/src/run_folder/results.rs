@@ -99,7 +99,7 @@ pub(super) fn check_kinds(folder: &Path) -> Result<()> {
             path.display().to_string(),
             found,
             format!(
-                "{expected}, as a run does not replace what others put there; move it away, or choose another name (--set \
+                "{expected}: a run replaces only its own files; move it away, or choose another name (--set \
                  run.name=NAME)"
             ),
         ));

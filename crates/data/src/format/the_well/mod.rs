@@ -215,7 +215,7 @@ impl WriterFormat for WellWriter {
             };
             if let Some(lacks) = lacks {
                 return Err(Error::Invalid(format!(
-                    "`{}` {lacks}, which fields of The Well's schema cannot; write hdf5, netcdf or zarr, or other variables \
+                    "`{}` {lacks}, which The Well's schema does not support; write hdf5, netcdf or zarr, or choose other variables \
                      (--variables)",
                     variable.name
                 )));

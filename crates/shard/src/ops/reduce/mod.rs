@@ -168,7 +168,7 @@ impl ShardTensor {
                             return refuse(
                                 op,
                                 format!(
-                                    "input is of dtype {kind:?}, split along {dims:?}; expected a real dtype, or these dims unsplit"
+                                    "input is of dtype {kind:?}, sharded along {dims:?}; expected a real dtype: convert it, or redistribute these dims"
                                 ),
                             );
                         }
