@@ -17,6 +17,7 @@ pub(crate) fn is_gap(difference: f64, step: f64) -> bool {
 /// ```
 /// use isobar_data::missing_frames;
 /// # use isobar_data::{DataVariable, Dataset, Dim, Result, Window};
+/// # #[derive(Debug)]
 /// # struct Series(Vec<f64>);
 /// # impl Dataset for Series {
 /// #     fn path(&self) -> &std::path::Path { "series.nc".as_ref() }

@@ -173,6 +173,11 @@ fn an_axis_of_times_is_known_by_its_unit() {
         (3, &[0.0, 6.0, 12.0, 18.0, 24.0][..], 2)
     );
     assert_eq!(data.time_unit().unwrap().unit, "hours since 2000-01-01");
+    // An axis of samples stays one, whatever its unit.
+    let mut samples = renamed("valid_time");
+    samples["sample"] = json!("valid_time");
+    let data = open(&fixture("classic.nc"), "netcdf", &["u"], samples).unwrap();
+    assert_eq!((data.samples(), data.times()), (5, None));
     // An axis that the options name has precedence.
     let named = json!({ "time": "sample", "sample": "lat", "variables": renamed("when")["variables"] });
     let data = open(&fixture("classic.nc"), "netcdf", &["u"], named).unwrap();

@@ -490,9 +490,13 @@ impl Reader<'_> {
             let values = self.line(&path, &info).ok()?;
             Some(Levels { name: axis.to_owned(), unit: info.unit, values })
         });
-        // Numbers in a row without a unit, such as those of components, give the order only.
-        let is_next = |pair: &[f64]| pair[1] == pair[0] + 1.0;
-        let levels = levels.filter(|own| own.unit.is_some() || !own.values.windows(2).all(is_next));
+        // Numbers from 0 or 1 on without a unit, such as those of components, give the order only.
+        let are_numbers = |values: &[f64], first: f64| {
+            values.iter().zip(0..).all(|(&value, at)| value == first + f64::from(at))
+        };
+        let levels = levels.filter(|Levels { unit, values, .. }| {
+            unit.is_some() || !(are_numbers(values, 0.0) || are_numbers(values, 1.0))
+        });
         let names = match &levels {
             _ if count == 1 => vec![name.to_owned()],
             Some(levels) => levels.values.iter().map(|level| format!("{name}_{level}")).collect(),
