@@ -254,7 +254,6 @@ mod tests {
     #[case::resumed_and_replaced(&["checkpoint.resume=auto", "checkpoint.overwrite=true"], "--set checkpoint.overwrite=false")]
     #[case::path(&["data.path="], "data.path is \"\"")]
     #[case::rate(&["optimizer.lr=-3"], "optimizer.lr is -3")]
-    #[case::format(&["data.npy.cut=3"], "[data.npy] has no effect")]
     fn mistakes_are_refused_before_the_start(#[case] sets: &[&str], #[case] words: &str) {
         let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
         let error = load(None, &sets).unwrap().value.check().unwrap_err();

@@ -49,9 +49,11 @@ impl<'a> Check<'a> {
         match &node.kind {
             Kind::Boolean(_) => {}
             Kind::Integer(value) => self.range(&fitting, *value as f64, node),
-            // No limit, as if the key were unset.
-            Kind::Float(f64::INFINITY) if self.schema.takes_null(schema) => {}
-            Kind::Float(value) if !value.is_finite() => self.not_finite(&shapes, *value, &node.place),
+            Kind::Float(value) if !value.is_finite() => {
+                let help =
+                    self.schema.takes_null(schema).then(|| "leave the key out for no limit".to_owned());
+                self.not_finite(&shapes, *value, &node.place, help);
+            }
             Kind::Float(value) => self.range(&fitting, *value, node),
             Kind::Text(text) => self.text(&fitting, text, &node.place),
             Kind::List(_) => self.list(fitting[0], node),
@@ -65,12 +67,12 @@ impl<'a> Check<'a> {
     }
 
     /// Tables with a `type` are read through JSON, which has no such numbers.
-    fn not_finite(&mut self, shapes: &[Shape<'a>], value: f64, place: &Place) {
+    fn not_finite(&mut self, shapes: &[Shape<'a>], value: f64, place: &Place, help: Option<String>) {
         let expected = match shapes.iter().any(|shape| shape.types.is_empty()) {
             true => "a finite number".to_owned(),
             false => alternatives(shapes).replacen("a number", "a finite number", 1),
         };
-        self.problem(format!("`{}` is {value}, expected {expected}", self.key()), place, None);
+        self.problem(format!("`{}` is {value}, expected {expected}", self.key()), place, help);
     }
 
     fn range(&mut self, shapes: &[&Shape<'a>], value: f64, node: &Node) {

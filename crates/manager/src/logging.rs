@@ -210,13 +210,15 @@ mod tests {
 
     #[test]
     fn the_variable_overrides_the_terminals_filter() {
-        let environment: Environment = [("RUST_LOG", "loud")].into_iter().collect();
+        let environment: Environment = [("RUST_LOG", "isobar=loud")].into_iter().collect();
         let error = terminal_layer(&LogConfig::default(), &environment).err().unwrap().to_string();
         assert!(
-            error.starts_with("RUST_LOG is \"loud\"")
+            error.starts_with("RUST_LOG is \"isobar=loud\"")
                 && error.ends_with("as in RUST_LOG=info,isobar_collectives=debug"),
             "{error}"
         );
+        let other: Environment = [("RUST_LOG", "another_program")].into_iter().collect();
+        assert!(terminal_layer(&LogConfig::default(), &other).is_ok());
     }
 
     #[test]
