@@ -16,7 +16,7 @@ pub fn line(text: &str) {
     }
 }
 
-/// Returns the first error of writing a [`line`], such as that of a full disk.
+/// Returns the first error of writing a [`line()`], such as that of a full disk.
 pub fn failure() -> Option<&'static str> {
     FAILURE.get().map(String::as_str)
 }

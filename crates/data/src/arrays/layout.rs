@@ -358,8 +358,11 @@ impl Reader<'_> {
         Ok((0..extent).map(|point| point as f64).collect())
     }
 
-    /// The axis of times that the options name, or, if no variable has it, the only axis whose coordinates have a unit since a date.
+    /// The time axis that the options name, or, if none has the default name, the only axis whose coordinates have a unit since a date.
     pub(super) fn time_axis(&self, variables: &[String]) -> String {
+        if self.options.time != ArrayOptions::default().time {
+            return self.options.time.clone();
+        }
         let mut found = BTreeSet::new();
         // What cannot be read is an error later.
         for (path, info, axes) in variables.iter().filter_map(|name| self.variable(name).ok()) {

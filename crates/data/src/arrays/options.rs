@@ -19,7 +19,7 @@ pub struct ArrayOptions {
     pub axes: Vec<String>,
     /// Name of the axis of samples or trajectories. Without it there is one trajectory.
     pub sample: String,
-    /// Name of the time axis. If no variable has an axis of this name, the time axis is the one whose coordinates have a
+    /// Name of the time axis. If no variable has an axis of the default name, the time axis is the one whose coordinates have a
     /// unit such as `hours since 2000-01-01`.
     pub time: String,
     /// Name of the axis of channels, such as vector components or pressure levels.
