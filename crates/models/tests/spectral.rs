@@ -75,7 +75,7 @@ fn mod_afno_refuses(#[case] config: ModAfnoConfig, #[case] reason: &str) {
     FnoConfig { num_fno_modes: PerDim::Each(vec![3, 0]), ..fourier() },
     "num_fno_modes is [3, 0], expected 1 or more along each of 2 dims (model.dimension); --set 'model.num_fno_modes=[3, 1]'"
 )]
-#[case(FnoConfig { num_fno_modes: PerDim::Each(vec![]), ..fourier() }, "num_fno_modes is [], expected 1 or more along each of 2 dims")]
+#[case(FnoConfig { num_fno_modes: PerDim::Each(vec![]), ..fourier() }, "num_fno_modes is [], expected 1 or more along each of 2 dims (model.dimension); --set 'model.num_fno_modes=[1, 1]'")]
 #[case(FnoConfig { num_fno_layers: 0, ..fourier() }, "num_fno_layers is 0, expected 1 to 2147483647")]
 #[case(FnoConfig { rank: 0.0, ..fourier() }, "rank is 0, expected above 0, at most 1")]
 #[case(
