@@ -13,6 +13,7 @@ mod pdebench;
 mod read;
 mod refuse;
 mod remote;
+mod statistics;
 mod storage;
 mod stream;
 mod well;
