@@ -13,6 +13,7 @@ use tch::{Device, Kind, Tensor};
 use tempfile::TempDir;
 
 use crate::common;
+use crate::writers::content;
 
 const SAMPLES: usize = 2;
 const FRAMES: usize = 12;
@@ -289,4 +290,29 @@ fn damaged_and_missing_files_are_named() {
     let wrong = json!({ "path": 3 });
     let error = serde_json::from_value::<DataConfig>(wrong).unwrap_err().to_string();
     assert!(error.contains("expected a path, a pattern"), "{error}");
+}
+
+/// Each file of samples has a static field of its own.
+#[test]
+fn static_fields_of_joined_samples_stay_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |number: usize| folder.path().join(format!("{number}.nc"));
+    for number in 0..2 {
+        let mut content = content(Storage::default());
+        content.meta.samples = 1;
+        content.variables.truncate(1);
+        content.variables.push(DataVariable { is_static: true, ..DataVariable::scalar("mask") });
+        let mut file = writer(None, &path(number)).unwrap().create(&path(number), &content).unwrap();
+        let options = (Kind::Float, Device::Cpu);
+        file.write("h", 0, 0, &Tensor::zeros([3, 1, 5, 4], options)).unwrap();
+        file.write("mask", 0, 0, &Tensor::full([1, 1, 5, 4], number as f64, options)).unwrap();
+        file.finish().unwrap();
+    }
+    let table =
+        json!({ "path": [path(0), path(1)], "format": "netcdf", "join": "sample", "fields": ["h", "mask"] });
+    let data = serde_json::from_value::<DataConfig>(table).unwrap().open().unwrap();
+    assert!(data.samples() == 2 && !data.variables()[1].is_static);
+    let window = Window { frames: 1..2, points: vec![0..1, 0..1] };
+    let read = data.read(&window, &[0, 1], &["mask"]).unwrap();
+    assert_eq!(Vec::<f32>::try_from(&read.flatten(0, -1)).unwrap(), [0.0, 1.0]);
 }

@@ -48,6 +48,16 @@ pub(super) fn run(args: &MakeArgs) -> Result<Exit> {
         PathBuf::from("data").join(if is_folder { system.to_owned() } else { format!("{system}.h5") })
     });
     outputs::check("--out", &[&out], &[PathBuf::from(name)])?;
+    let extension = out.extension().map(|extension| extension.to_string_lossy());
+    if !is_folder && extension.is_some_and(|extension| !["h5", "hdf5"].contains(&&*extension)) {
+        return Err(Exit::Usage
+            .because(format!(
+                "--out is {}, expected a file with the extension .h5: files are of The Well's schema; `isobar data convert` writes \
+                 others",
+                out.display()
+            ))
+            .into());
+    }
     let bar = bar(0, "frames")?;
     let files = make(&config, &out, |ready, all| {
         bar.set_length(all);
@@ -89,6 +99,16 @@ fn load(name: &str, sets: &[String]) -> Result<MakeConfig> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_of_other_formats_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("u.nc");
+        let args =
+            MakeArgs { name: Some("burgers".to_owned()), out: Some(out), set: Vec::new(), reference: false };
+        assert!(run(&args).unwrap_err().to_string().contains("expected a file with the extension .h5"));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
 
     #[test]
     fn a_recipe_is_not_replaced() {
