@@ -12,6 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use isobar_harness::{Launch, Outcome, curve::losses, workspace};
+use isobar_rendezvous::FreePort;
 use rstest::rstest;
 use tempfile::tempdir;
 
@@ -92,8 +93,9 @@ fn ends_well(outcome: &Outcome) {
     }
 }
 
+/// A port below those that the system gives to connections.
 fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+    FreePort::hold().unwrap().port()
 }
 
 /// Bytes that an outsider sends.

@@ -4,7 +4,7 @@
 use tch::{Device, Kind};
 
 use crate::error::{Result, argument};
-use crate::precision::product_kind;
+use crate::precision::lowered_kind;
 
 /// A set of dtypes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,6 +122,7 @@ fn dtypes(op: &str) -> (Dtypes, Others) {
 fn is_lowered(op: &str) -> bool {
     op.starts_with("conv")
         || matches!(op, "linear" | "matmul" | "bmm" | "einsum" | "scaled_dot_product_attention")
+        || matches!(op, "prelu" | "cdist" | "grid_sample")
 }
 
 /// Refuses tensors of dtypes that the operator does not take, and operands whose dtypes differ where they must agree. `tensors`
@@ -160,10 +161,7 @@ pub fn check_dtypes<'a>(
     if !first.has(first_kind) {
         return refuse(first_name, first_kind, first.expected());
     }
-    let lowered = |kind: Kind| match (product_kind(device), kind) {
-        (Some(product), Kind::Float | Kind::Half | Kind::BFloat16) if is_lowered(op) => product,
-        _ => kind,
-    };
+    let lowered = |kind: Kind| if is_lowered(op) { lowered_kind(kind, device) } else { kind };
     let alike = |kind: Kind| lowered(kind) == lowered(first_kind);
     for ((name, kind), index) in tensors.zip(1..) {
         let like_first = match others {

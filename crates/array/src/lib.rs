@@ -73,7 +73,7 @@ pub mod kernel {
     };
     pub use crate::dtypes::{check_dtypes, check_number, least};
     pub use crate::error::{argument, named, refuse};
-    pub use crate::precision::{Inside, full, full_kind, lowered, product_kind};
+    pub use crate::precision::{Inside, full, full_kind, lowered, lowered_kind};
     #[doc(hidden)]
     pub use crate::registry::Provider;
     pub use crate::registry::is_registered;

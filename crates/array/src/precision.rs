@@ -44,20 +44,26 @@ impl Drop for Inside {
 }
 
 /// The kind of 16 bits in which products compute, where mixed precision is on.
-pub fn product_kind(device: Device) -> Option<Kind> {
+fn product_kind(device: Device) -> Option<Kind> {
     INSIDE.get().or_else(|| autocast_kind(device))
 }
 
-/// Converts an operand of a product: to 16 bits, where mixed precision is on and the tensor has no more than single precision.
+/// The dtype in which a product takes an operand: 16 bits, where mixed precision is on and the operand has no more than single
+/// precision.
+pub fn lowered_kind(kind: Kind, device: Device) -> Kind {
+    match (product_kind(device), kind) {
+        (Some(product), Kind::Float | Kind::Half | Kind::BFloat16) => product,
+        _ => kind,
+    }
+}
+
+/// Converts an operand of a product to [`lowered_kind`].
 ///
 /// # Errors
 ///
 /// libtorch refuses the conversion.
 pub fn lowered(tensor: &Tensor) -> Result<Tensor, TchError> {
-    match (product_kind(tensor.device()), tensor.kind()) {
-        (Some(kind), Kind::Float | Kind::Half | Kind::BFloat16) => tensor.f_to_kind(kind),
-        _ => Ok(tensor.shallow_clone()),
-    }
+    tensor.f_to_kind(lowered_kind(tensor.kind(), tensor.device()))
 }
 
 /// The dtype in which statistics of a tensor are taken: at least single precision, where mixed precision is on.
@@ -75,6 +81,15 @@ pub fn full_kind(kind: Kind, device: Device) -> Kind {
 /// libtorch refuses the conversion.
 pub fn full(tensor: &Tensor) -> Result<Tensor, TchError> {
     tensor.f_to_kind(full_kind(tensor.kind(), tensor.device()))
+}
+
+/// Converts a parameter of a norm, if there is one, as [`full`].
+///
+/// # Errors
+///
+/// libtorch refuses the conversion.
+pub(crate) fn as_full(parameter: Option<&Tensor>) -> Result<Option<Tensor>, TchError> {
+    parameter.map(full).transpose()
 }
 
 /// Computes `f` without mixed precision on `device`, as transforms and what lies between them are.

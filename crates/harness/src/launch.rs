@@ -4,13 +4,13 @@ use std::{
     env,
     ffi::{OsStr, OsString},
     fmt, fs, io,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
+use isobar_rendezvous::FreePort;
 
 use crate::{THREADS, hosts::Hosts, process::wait_within, room, slurm::Slurm, threads};
 
@@ -264,7 +264,7 @@ impl Launch {
 
     fn run_plain(&self, outputs: &Path) -> Result<Exit> {
         ensure!(self.ranks > 0, "no ranks to start");
-        let port = free_port().context("no free port")?.to_string();
+        let port = FreePort::hold().context("no free port")?;
         let mut children = Vec::new();
         for rank in 0..self.ranks {
             let words = self.wrapped(outputs);
@@ -282,7 +282,9 @@ impl Launch {
             let numbers = [("RANK", rank), ("LOCAL_RANK", local), ("WORLD_SIZE", self.ranks)];
             command.envs(numbers.map(|(name, number)| (name, number.to_string())));
             command.env("LOCAL_WORLD_SIZE", on_host.to_string()).env("MASTER_ADDR", first);
-            command.env("MASTER_PORT", &port).envs(self.env.iter().map(|(key, value)| (key, value)));
+            command
+                .env("MASTER_PORT", port.port().to_string())
+                .envs(self.env.iter().map(|(key, value)| (key, value)));
             children.push(command.spawn().with_context(|| format!("failed to start {self}"))?);
         }
         self.wait_for_all(&mut children)
@@ -453,8 +455,4 @@ fn exit(status: Option<ExitStatus>) -> Exit {
         None => Exit::Deadline,
         Some(status) => status.code().map_or(Exit::Signal, Exit::Code),
     }
-}
-
-fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }

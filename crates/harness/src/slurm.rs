@@ -7,7 +7,6 @@ use std::{
     fs::{self, File},
     hash::{DefaultHasher, Hash, Hasher},
     io::Read,
-    net::TcpListener,
     os::unix::fs::PermissionsExt,
     path::PathBuf,
     process::Command,
@@ -16,6 +15,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use isobar_rendezvous::FreePort;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::{Pid, Uid, User, gethostname},
@@ -295,9 +295,9 @@ impl Slurm {
         let user = User::from_uid(Uid::current())?.context("this user has no name")?.name;
         let [controller, node] = match &self.nodes[..] {
             [_] => {
-                // Bound together, so that they differ.
-                let ports = [TcpListener::bind(("127.0.0.1", 0))?, TcpListener::bind(("127.0.0.1", 0))?];
-                [ports[0].local_addr()?.port(), ports[1].local_addr()?.port()]
+                // Held together, so that they differ.
+                let ports = [FreePort::hold()?, FreePort::hold()?];
+                [ports[0].port(), ports[1].port()]
             }
             _ => PORTS,
         };

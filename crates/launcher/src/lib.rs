@@ -14,7 +14,6 @@ mod secret;
 
 use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -25,6 +24,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use isobar_manager::launch::{LAUNCH_ATTEMPT, LAUNCH_ID, detect};
 use isobar_manager::{Environment, flight};
+use isobar_rendezvous::FreePort;
 use nix::sys::signal::Signal;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
@@ -108,7 +108,7 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
     let mut number = 0_u32;
     loop {
         number = number.saturating_add(1);
-        let port = args.master_port.map_or_else(free_port, Ok)?;
+        let (port, _held) = master_port(args)?;
         let variables = |place: &Place| {
             let mut variables = rank_variables(place, places.len());
             variables.extend([("MASTER_ADDR", addr.clone()), ("MASTER_PORT", port.to_string())]);
@@ -228,15 +228,13 @@ fn threads(recipe: &Recipe, place: &Place) -> Option<(&'static str, String)> {
     Some((THREADS, (cores / place.local_size).max(1).to_string()))
 }
 
-/// A free port below those that systems give to connections, so that none takes it before rank 0 does.
-fn free_port() -> Result<u16> {
-    for attempt in 0..100_u32 {
-        let port = 15_000 + (RandomState::new().hash_one(attempt) % 15_000) as u16;
-        if TcpListener::bind(("0.0.0.0", port)).is_ok() {
-            return Ok(port);
-        }
+/// The port of rank 0, and what holds it for rank 0 unless it was given.
+fn master_port(args: &LaunchArgs) -> Result<(u16, Option<FreePort>)> {
+    if let Some(port) = args.master_port {
+        return Ok((port, None));
     }
-    bail!("no free port between 15000 and 30000; give one with --master-port")
+    let held = FreePort::hold().context("no free port from 15000 to 29999; give one with --master-port")?;
+    Ok((held.port(), Some(held)))
 }
 
 /// Signals to this process become events.

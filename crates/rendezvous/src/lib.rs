@@ -18,6 +18,7 @@
 
 mod client;
 mod error;
+mod port;
 mod server;
 mod store;
 mod table;
@@ -27,5 +28,6 @@ mod token;
 mod wire;
 
 pub use error::{Error, Result};
+pub use port::FreePort;
 pub use store::TcpStore;
 pub use token::{Nonce, Proof, Token};

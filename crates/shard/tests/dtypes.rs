@@ -12,8 +12,9 @@ use isobar_array::{
 use isobar_collectives::threads;
 use isobar_mesh::DeviceMesh;
 use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
+use isobar_torch::guard::Autocast;
 use rstest::rstest;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::common::{numbers, on_mesh, placements};
 
@@ -263,6 +264,7 @@ fn differences(
     name: &str,
     shapes: &'static [&'static [i64]],
     kind: Kind,
+    mixed: bool,
     dense: &Result<Tensor>,
     sharded: impl Fn(&[ShardTensor]) -> Result<ShardTensor> + Clone + Send + Sync + 'static,
 ) -> Vec<String> {
@@ -276,6 +278,7 @@ fn differences(
                 ShardTensor::distribute(whole, &mesh, &placements).unwrap()
             };
             let x: Vec<ShardTensor> = inputs(shapes, kind).iter().enumerate().map(place).collect();
+            let _bf16 = mixed.then(|| Autocast::new(Device::Cpu, Kind::BFloat16).unwrap());
             sharded(&x).and_then(|y| Ok(y.full_tensor(None)?)).map_err(|error| error.to_string())
         });
         let what = format!("{name} of {kind:?} on {placement:?}");
@@ -314,14 +317,19 @@ fn refuses_more(name: &str, kind: Kind) -> bool {
 #[rstest]
 fn dtypes_are_those_of_dense_tensors(
     #[values(2, 3)] ranks: usize,
+    #[values(false, true)] mixed: bool,
     #[values(products, reductions, windows, elements)] cases: fn() -> Vec<Case>,
 ) {
     let compare = |case: &Case| -> Vec<String> {
         let of_kind = |kind| {
+            let bf16 = mixed.then(|| Autocast::new(Device::Cpu, Kind::BFloat16).unwrap());
             let dense = (case.dense)(&inputs(case.shapes, kind));
-            differences(ranks, case.name, case.shapes, kind, &dense, case.sharded)
+            drop(bf16);
+            differences(ranks, case.name, case.shapes, kind, mixed, &dense, case.sharded)
         };
-        KINDS.into_iter().flat_map(of_kind).collect()
+        // libtorch joins no tensors of Half while autocast to BFloat16 is on.
+        let kinds = KINDS.map(|kind| if mixed && kind == Kind::Half { Kind::Float } else { kind });
+        kinds.into_iter().flat_map(of_kind).collect()
     };
     let wrong: Vec<String> = cases().iter().flat_map(compare).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -333,7 +341,7 @@ fn dtypes_of_functions_are_those_of_dense_tensors(#[values(2, 3)] ranks: usize) 
     let compare = |(function, kind): (Unary, Kind)| {
         let dense = Elementwise::unary(&values(&[1, 3], 1, kind), function);
         let sharded = move |x: &[ShardTensor]| Elementwise::unary(&x[0], function);
-        differences(ranks, function.name(), shapes, kind, &dense, sharded)
+        differences(ranks, function.name(), shapes, kind, false, &dense, sharded)
     };
     let calls = UNARY.into_iter().flat_map(|function| KINDS.map(|kind| (function, kind)));
     let wrong: Vec<String> = calls.flat_map(compare).collect();

@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -15,6 +14,7 @@ use clap::ValueEnum;
 use isobar_collectives::threads;
 use isobar_manager::DistributedManager;
 use isobar_manager::config::{BackendChoice, DistributedConfig};
+use isobar_rendezvous::FreePort;
 
 use super::worker::{self, Event, Job};
 use isobar_command::exit::{Because, Exit};
@@ -154,9 +154,8 @@ fn run_mpi(ranks: usize, deadline: Duration, folder: &Path) -> Result<()> {
 }
 
 fn run_gloo(ranks: usize, deadline: Duration, folder: &Path) -> Result<()> {
-    let port =
-        TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr()).context("no free port")?;
-    let port = port.port().to_string();
+    let held = FreePort::hold().context("no free port")?;
+    let port = held.port().to_string();
     let program = executable()?;
     let mut processes = Processes(Vec::new());
     for rank in 0..ranks {

@@ -6,7 +6,7 @@ use super::by_name::{one, two, with};
 use super::{Array, argument, named};
 use crate::dtypes::check_dtypes;
 use crate::error::Result;
-use crate::precision::full;
+use crate::precision::{as_full, full};
 use crate::windowed::{
     Conv, ConvParams, Interpolation, PadMode, Pool, Resize, WindowGeometry, interpolated, means,
     spatial_dims, spatial_name,
@@ -346,14 +346,16 @@ impl Windowed for Tensor {
     }
 
     fn group_norm(&self, groups: i64, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
-        let y = full(self).and_then(|x| x.f_group_norm(groups, weight, bias, eps, true));
+        let y = full(self).and_then(|x| x.f_group_norm(groups, as_full(weight)?, as_full(bias)?, eps, true));
         named("group_norm", &[self], y)
     }
 
     fn instance_norm(&self, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
-        let none = None::<&Tensor>;
+        let none = || None::<Tensor>;
         // Without running statistics the momentum says nothing.
-        let y = full(self).and_then(|x| x.f_instance_norm(weight, bias, none, none, true, 0.0, eps, true));
+        let y = full(self).and_then(|x| {
+            x.f_instance_norm(as_full(weight)?, as_full(bias)?, none(), none(), true, 0.0, eps, true)
+        });
         named("instance_norm", &[self], y)
     }
 
@@ -371,8 +373,10 @@ impl Windowed for Tensor {
         }
         let momentum = running.as_ref().map_or(0.0, |running| running.momentum);
         let (mean, var) = running.map(|running| (running.mean, running.var)).unzip();
-        let y =
-            full(self).and_then(|x| x.f_batch_norm(weight, bias, mean, var, training, momentum, eps, true));
+        let y = full(self).and_then(|x| {
+            let (weight, bias) = (as_full(weight)?, as_full(bias)?);
+            x.f_batch_norm(weight.as_ref(), bias.as_ref(), mean, var, training, momentum, eps, true)
+        });
         named(OP, &[self], y)
     }
 }

@@ -6,7 +6,7 @@ use super::by_name::{one, with};
 use super::{Array, Windowed, argument, named};
 use crate::dtypes::check_dtypes;
 use crate::error::Result;
-use crate::precision::full;
+use crate::precision::{as_full, full};
 use crate::windowed::{Conv, Padding};
 
 /// Options of a two-dimensional convolution, for `[height, width]`.
@@ -240,7 +240,8 @@ impl Linear for Tensor {
         bias: Option<&Self>,
         eps: f64,
     ) -> Result<Self> {
-        let y = full(self).and_then(|x| x.f_layer_norm(normalized, weight, bias, eps, true));
+        let y =
+            full(self).and_then(|x| x.f_layer_norm(normalized, as_full(weight)?, as_full(bias)?, eps, true));
         named("layer_norm", &[self], y)
     }
 

@@ -6,6 +6,7 @@ use super::by_name::one;
 use super::{Array, Unary, argument, named, resolve};
 use crate::dtypes::check_dtypes;
 use crate::error::Result;
+use crate::precision::full_kind;
 
 /// A statistic of many numbers, with its options.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -205,7 +206,8 @@ pub trait Reduce: Sized {
             return Err(argument("mse_loss", reason));
         }
         check_dtypes("mse_loss", [("input", self.kind()), ("target", target.kind())], self.device())?;
-        self.sub(target)?.unary(Unary::Square)?.statistic(Statistic::Mean, &[], false)
+        let full = |x: &Self| x.to_kind(full_kind(x.kind(), self.device()));
+        full(self)?.sub(&full(target)?)?.unary(Unary::Square)?.statistic(Statistic::Mean, &[], false)
     }
 
     /// The sum of all elements.

@@ -24,11 +24,12 @@ pub(crate) struct Factor<'a> {
 
 /// The product of factors by their labels: dims of one label are walked together, and summed over where the result has it
 /// not. Labels stay split as the largest factor that has them is; a sum over a split label gives a partial result, which
-/// costs nothing. `f` computes it of local tensors.
+/// costs nothing. `f` computes it of local tensors, which `precision` converts.
 pub(crate) fn contract(
     op: &'static str,
     factors: &[Factor<'_>],
     result: &[char],
+    precision: fn(&Tensor) -> Result<Tensor, TchError>,
     f: impl FnOnce(&[Tensor]) -> Result<Tensor, TchError>,
 ) -> Result<ShardTensor> {
     let resolved: Vec<ShardTensor> =
@@ -82,7 +83,7 @@ pub(crate) fn contract(
         let own = target.sharding_axes();
         let differing: Vec<usize> = used.iter().copied().filter(|axis| !own.contains(axis)).collect();
         // Gradients of what all ranks have are summed in its own dtype.
-        let local = named(op, &[moved.local()], lowered(&moved.mark_varying(&differing)?))?;
+        let local = named(op, &[moved.local()], precision(&moved.mark_varying(&differing)?))?;
         locals.push(match factor.added && !first {
             // It is in the sum of the first rank.
             true => named(op, &[&local], graph_zeros(&local))?,
@@ -216,7 +217,7 @@ impl ShardTensor {
             result.push('o');
             let mut factors = vec![factor(self, labels), factor(weight, ['o', 'k'])];
             factors.extend(bias.map(|bias| Factor { tensor: bias, labels: vec!['o'], added: true }));
-            contract(OP, &factors, &result, |t| t[0].f_linear(&t[1], t.get(2)))
+            contract(OP, &factors, &result, lowered, |t| t[0].f_linear(&t[1], t.get(2)))
         })
     }
 
@@ -253,7 +254,9 @@ impl ShardTensor {
                 right.push('j');
                 result.push('j');
             }
-            contract("matmul", &[factor(self, left), factor(other, right)], &result, |t| t[0].f_matmul(&t[1]))
+            contract("matmul", &[factor(self, left), factor(other, right)], &result, lowered, |t| {
+                t[0].f_matmul(&t[1])
+            })
         })
     }
 
@@ -280,7 +283,7 @@ impl ShardTensor {
                 labels: labels[3 - bias.ndim()..].to_vec(),
                 added: true,
             }));
-            contract("bmm", &factors, &labels, |t| match t.get(2) {
+            contract("bmm", &factors, &labels, lowered, |t| match t.get(2) {
                 Some(bias) => bias.f_baddbmm(&t[0], &t[1], 1.0, 1.0),
                 None => t[0].f_bmm(&t[1]),
             })
@@ -332,7 +335,7 @@ impl ShardTensor {
                 diagonals.iter().map(|(tensor, labels)| factor(tensor, labels.iter().copied())).collect();
             let left: Vec<String> = diagonals.iter().map(|(_, labels)| labels.iter().collect()).collect();
             let spelled = format!("{}->{}", left.join(","), right.iter().collect::<String>());
-            contract("einsum", &factors, &right, |t| Tensor::f_einsum(&spelled, t, None::<i64>))
+            contract("einsum", &factors, &right, lowered, |t| Tensor::f_einsum(&spelled, t, None::<i64>))
         })
     }
 }

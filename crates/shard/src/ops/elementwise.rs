@@ -1,6 +1,6 @@
 //! Functions of each element.
 
-use isobar_array::kernel::check_number;
+use isobar_array::kernel::{check_number, lowered};
 use isobar_array::{Binary, Comparison, Convert, Elementwise, Unary};
 use isobar_collectives::ReduceOp;
 use tch::{Device, Kind, Scalar, Tensor};
@@ -69,6 +69,7 @@ impl Elementwise for ShardTensor {
             let weight = Self::new(view, layout);
             let (layout, locals) = align("prelu", &[&x, &weight])?;
             let [x, weight] = &locals[..] else { return super::refuse("prelu", "it takes two tensors") };
+            let (x, weight) = (&torch("prelu", lowered(x))?, &torch("prelu", lowered(weight))?);
             let negative = torch("prelu", x.f_clamp_max(0.0).and_then(|low| low.f_mul(weight)))?;
             let y = torch("prelu", x.f_relu().and_then(|high| high.f_add(&negative)))?;
             Ok(Self::new(y, layout))

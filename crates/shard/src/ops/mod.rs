@@ -24,6 +24,7 @@ pub(crate) mod view;
 pub(crate) mod windowed;
 
 use isobar_array::Attrs;
+use isobar_array::kernel::full;
 use tch::{TchError, Tensor};
 
 use crate::error::Result;
@@ -67,6 +68,11 @@ fn replaced_or<T: Outputs>(
 /// Converts libtorch's error of an operator on local tensors.
 pub(crate) fn torch<T>(op: &'static str, result: Result<T, TchError>) -> Result<T> {
     crate::dense::named(op, &[], result)
+}
+
+/// Converts an operand to at least single precision where mixed precision is on: norms and statistics lose too much in 16 bits.
+pub(crate) fn in_full(op: &'static str, x: &ShardTensor) -> Result<ShardTensor> {
+    Ok(ShardTensor::new(torch(op, full(x.local()))?, x.layout().clone()))
 }
 
 /// An argument that an operator cannot take.

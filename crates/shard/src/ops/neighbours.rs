@@ -79,7 +79,7 @@ impl ShardTensor {
             let factor = |tensor, labels| Factor { tensor, labels, added: false };
             let longer = if a.ndim() > b.ndim() { &a } else { &b };
             let factors = [factor(&a, labels(&a, ['n', 'k'])), factor(&b, labels(&b, ['m', 'k']))];
-            contract("cdist", &factors, &labels(longer, ['n', 'm']), |t| direct(&t[0], &t[1], p))
+            contract("cdist", &factors, &labels(longer, ['n', 'm']), as_given, |t| direct(&t[0], &t[1], p))
         })
     }
 
@@ -207,6 +207,11 @@ fn check_radius(radius: f64) -> Result<()> {
         true => Ok(()),
         false => refuse("ball_query", format!("a radius of {radius}; expected 0 or more")),
     }
+}
+
+/// In mixed precision too, points keep the dtype that they have.
+fn as_given(x: &Tensor) -> Result<Tensor, TchError> {
+    Ok(x.shallow_clone())
 }
 
 /// Distances from differences. Kinds that libtorch has none for are widened.

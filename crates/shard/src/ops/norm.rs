@@ -6,7 +6,7 @@ use isobar_torch::guard::NoGrad;
 use tch::Tensor;
 
 use super::standard::standardize;
-use super::{grouped, operator, refuse, torch};
+use super::{grouped, in_full, operator, refuse, torch};
 use crate::dense::named;
 use crate::error::Result;
 use crate::promote::{Operand, operand, promote_optional};
@@ -46,7 +46,7 @@ impl ShardTensor {
                     );
                 };
                 same_mesh(OP, &inputs(self, weight, bias))?;
-                let x = in_full(&self.resolved()?)?;
+                let x = in_full(OP, &self.resolved()?)?;
                 let split = (first..x.ndim()).any(|dim| x.layout().is_sharded(dim));
                 let whole = |w: Option<&Self>| {
                     w.is_none_or(|w| w.layout().is_replicated() && w.shape() == normalized)
@@ -57,7 +57,8 @@ impl ShardTensor {
                     && x.device_mesh() == weight.map_or(x.device_mesh(), |w| w.device_mesh())
                 {
                     let axes = x.layout().sharding_axes();
-                    let local = |w: Option<&Self>| w.map(|w| w.mark_varying(&axes)).transpose();
+                    let local =
+                        |w: Option<&Self>| w.map(|w| torch(OP, full(&w.mark_varying(&axes)?))).transpose();
                     let (weight, bias) = (local(weight)?, local(bias)?);
                     let y = x.local().f_layer_norm(normalized, weight.as_ref(), bias.as_ref(), eps, false);
                     return Ok(Self::new(named(OP, &[x.local()], y)?, x.layout().clone()));
@@ -94,7 +95,7 @@ impl ShardTensor {
                         "expected [batch, channel, …] and a number of groups that divides the channels";
                     return refuse(OP, format!("{groups} groups of {:?}; {reason}", self.shape()));
                 }
-                let x = in_full(&self.resolved()?)?;
+                let x = in_full(OP, &self.resolved()?)?;
                 let shape = x.shape().to_vec();
                 let split = (1..x.ndim()).any(|dim| x.layout().is_sharded(dim));
                 if split && let Some(y) = grouped::group_norm(&x, groups, weight, bias, eps)? {
@@ -140,7 +141,7 @@ impl ShardTensor {
                 if self.ndim() < 3 {
                     return refuse(OP, format!("{:?} is not [batch, channel, extent…]", self.shape()));
                 }
-                let x = in_full(&self.resolved()?)?;
+                let x = in_full(OP, &self.resolved()?)?;
                 let dims: Vec<usize> = (2..x.ndim()).collect();
                 let standard = standardize(OP, &x, &dims, eps)?.y;
                 affine(
@@ -182,7 +183,7 @@ impl ShardTensor {
                 if self.ndim() < 2 {
                     return refuse(OP, format!("{:?} is not [batch, channel, …]", self.shape()));
                 }
-                let x = in_full(&self.resolved()?)?;
+                let x = in_full(OP, &self.resolved()?)?;
                 let (weight, bias) = (along_channels(weight, x.ndim())?, along_channels(bias, x.ndim())?);
                 if !training {
                     let Some(running) = running else {
@@ -226,11 +227,6 @@ fn inputs<'a>(
     bias: Option<&'a ShardTensor>,
 ) -> Vec<&'a ShardTensor> {
     [x].into_iter().chain(weight).chain(bias).collect()
-}
-
-/// As norms take it in mixed precision.
-fn in_full(x: &ShardTensor) -> Result<ShardTensor> {
-    Ok(ShardTensor::new(torch("norm", full(x.local()))?, x.layout().clone()))
 }
 
 fn affine(x: ShardTensor, weight: Option<&ShardTensor>, bias: Option<&ShardTensor>) -> Result<ShardTensor> {

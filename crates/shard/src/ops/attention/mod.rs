@@ -10,6 +10,7 @@ pub(crate) mod ring;
 mod ring_attention;
 mod tiles;
 
+use isobar_array::kernel::{lowered, lowered_kind};
 use isobar_torch::guard::is_grad_enabled;
 use tch::{Kind, TchError, Tensor};
 
@@ -21,7 +22,7 @@ use self::ring_attention::RingSchedule;
 use super::align::fit;
 use super::random::drawn;
 use super::{operator, refuse};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::promote::{Operand, operand, promote_optional};
 use crate::rules::Call;
 use crate::tensor::{ShardTensor, same_mesh};
@@ -97,7 +98,10 @@ impl ShardTensor {
         operator(NAME, &inputs, args, || {
             same_mesh(NAME, &inputs)?;
             validate(query, key, value, mask, options)?;
-            let ready = |x: &Self| x.resolved()?.consecutive();
+            let ready = |x: &Self| {
+                let x = x.resolved()?.consecutive()?;
+                Ok::<_, Error>(Self::new(torch(lowered(x.local()))?, x.layout().clone()))
+            };
             attend(&ready(query)?, &ready(key)?, &ready(value)?, mask, options)
         })
     }
@@ -124,7 +128,7 @@ fn validate(
         let grouped = if options.enable_gqa { ", heads of queries a multiple" } else { "" };
         return refuse(NAME, format!("{}: expected equal batch, heads, keys, features{grouped}", shapes()));
     }
-    let kinds = [query.kind(), key.kind(), value.kind()];
+    let kinds = [query, key, value].map(|x| lowered_kind(x.kind(), x.device()));
     if kinds[1] != kinds[0] || kinds[2] != kinds[0] || !is_float(kinds[0]) {
         return refuse(NAME, format!("the dtypes are {kinds:?}, expected one floating dtype"));
     }

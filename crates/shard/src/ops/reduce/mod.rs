@@ -17,7 +17,7 @@ use isobar_collectives::{
 use tch::{Kind, TchError, Tensor};
 
 use super::index::Owners;
-use super::{operator, refuse, resolve, torch};
+use super::{in_full, operator, refuse, resolve, torch};
 use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
@@ -127,7 +127,10 @@ impl ShardTensor {
             &[self],
             args!("dim": dims, "keepdim": keepdim, "correction": statistic.correction()),
             || {
-                let x = self.resolved()?;
+                let x = match statistic {
+                    Statistic::Prod => in_full(op, &self.resolved()?)?,
+                    _ => self.resolved()?,
+                };
                 let over = Over::new(op, &x, dims, keepdim)?;
                 let (local, dims) = (x.local(), over.dims.as_slice());
                 match statistic {

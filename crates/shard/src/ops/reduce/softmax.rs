@@ -8,7 +8,7 @@ use tch::{Kind, TchError, Tensor};
 
 use super::{Over, extreme};
 use crate::error::Result;
-use crate::ops::{operator, refuse, resolve, torch};
+use crate::ops::{in_full, operator, refuse, resolve, torch};
 use crate::tensor::ShardTensor;
 
 impl ShardTensor {
@@ -32,7 +32,7 @@ impl ShardTensor {
 
     fn soft(&self, op: &'static str, dim: i64, log: bool) -> Result<Self> {
         operator(op, &[self], args!("dim": dim), || {
-            let x = self.resolved()?;
+            let x = in_full(op, &self.resolved()?)?;
             let at = resolve(op, dim, x.ndim())?;
             if !x.layout().is_sharded(at) {
                 let local = x.local();
