@@ -71,7 +71,7 @@ pub mod kernel {
         as_complex, broadcast_to, check_picks, from_rows, number, points_like, resolve, rows_at,
         tile_boundaries,
     };
-    pub use crate::dtypes::{check_dtypes, check_number, least};
+    pub use crate::dtypes::{Dtype, check_dtypes, check_number, least};
     pub use crate::error::{argument, named, refuse};
     pub use crate::precision::{Inside, full, full_kind, lowered, lowered_kind};
     #[doc(hidden)]

@@ -5,7 +5,7 @@ use std::fmt;
 use tch::{Kind, Tensor};
 
 use super::{argument, named};
-use crate::dtypes::check_dtypes;
+use crate::dtypes::{Dtype, check_dtypes};
 use crate::error::Result;
 use crate::random::{Generator, Window};
 
@@ -148,7 +148,9 @@ impl Attention for Tensor {
         options: &AttentionOptions<'_, Self>,
     ) -> Result<Self> {
         let AttentionOptions { attn_mask, is_causal, scale, enable_gqa, dropout_p, generator, .. } = *options;
-        let tensors = [("query", query.kind()), ("key", key.kind()), ("value", value.kind())];
+        let operand = |name, x: &Self| (name, x.kind(), Dtype::Operand);
+        let tensors =
+            [("query", query.kind(), Dtype::Floating), operand("key", key), operand("value", value)];
         check_dtypes(OP, tensors, Tensor::device(query))?;
         if is_causal && attn_mask.is_some() {
             return Err(argument(OP, "a mask and is_causal: give one of them"));

@@ -4,7 +4,7 @@ use tch::Tensor;
 
 use super::by_name::one;
 use super::{Array, Attrs, named, number};
-use crate::dtypes::{check_dtypes, check_number, is_floating};
+use crate::dtypes::{Dtype, check_dtypes, check_number, is_floating};
 use crate::error::Result;
 
 /// A function of one number.
@@ -161,6 +161,37 @@ impl Unary {
             Self::AddScalar(_) => "add",
             Self::MulScalar(_) => "mul",
             Self::PowScalar(_) => "pow",
+        }
+    }
+
+    /// The dtypes that it takes.
+    const fn dtype(self) -> Dtype {
+        match self {
+            Self::Neg | Self::Abs | Self::Softsign | Self::Tanhshrink => Dtype::NotBool,
+            Self::Relu | Self::Softshrink(_) | Self::Threshold { .. } => Dtype::Real,
+            Self::Clamp { .. } => Dtype::NotComplex,
+            Self::Silu => Dtype::FloatingOrComplex,
+            Self::LogSigmoid
+            | Self::LeakyRelu(_)
+            | Self::Elu
+            | Self::Celu
+            | Self::Selu
+            | Self::Gelu
+            | Self::GeluTanh
+            | Self::Softplus => Dtype::Floating,
+            Self::Square
+            | Self::Sqrt
+            | Self::Rsqrt
+            | Self::Reciprocal
+            | Self::Exp
+            | Self::Log
+            | Self::Sin
+            | Self::Cos
+            | Self::Tanh
+            | Self::Sigmoid
+            | Self::AddScalar(_)
+            | Self::MulScalar(_)
+            | Self::PowScalar(_) => Dtype::Any,
         }
     }
 }
@@ -432,7 +463,7 @@ impl Elementwise for Tensor {
     fn unary(&self, function: Unary) -> Result<Self> {
         use Unary::*;
         let (x, name, kind) = (self, function.name(), self.kind());
-        check_dtypes(name, [("input", kind)], Tensor::device(self))?;
+        check_dtypes(name, [("input", kind, function.dtype())], Tensor::device(self))?;
         let numbers = match function {
             Threshold { threshold, value } => [threshold, value],
             // Of integers, libtorch computes these in a floating dtype.
@@ -510,7 +541,8 @@ impl Elementwise for Tensor {
     }
 
     fn masked_fill(&self, mask: &Self, value: f64) -> Result<Self> {
-        check_dtypes("masked_fill", [("input", self.kind()), ("mask", mask.kind())], Tensor::device(self))?;
+        let tensors = [("input", self.kind(), Dtype::Any), ("mask", mask.kind(), Dtype::Bool)];
+        check_dtypes("masked_fill", tensors, Tensor::device(self))?;
         check_number("masked_fill", value, self.kind())?;
         // tch panics if a call with a scalar argument fails, so shapes that do not broadcast must fail first.
         named("masked_fill", &[self, mask], Tensor::f_broadcast_tensors(&[self, mask]))?;

@@ -4,7 +4,7 @@ use tch::Tensor;
 
 use super::by_name::{one, two, with};
 use super::{Array, argument, named};
-use crate::dtypes::check_dtypes;
+use crate::dtypes::{Dtype, check_dtypes};
 use crate::error::Result;
 use crate::precision::{as_full, full};
 use crate::windowed::{
@@ -273,7 +273,8 @@ impl Windowed for Tensor {
     fn conv(&self, weight: &Self, bias: Option<&Self>, conv: &Conv) -> Result<Self> {
         const OP: &str = "conv";
         let spatial = spatial_dims(OP, &self.size(), &weight.size())?;
-        check_operands(spatial_name(["conv1d", "conv2d", "conv3d"], spatial), self, weight, bias)?;
+        let name = spatial_name(["conv1d", "conv2d", "conv3d"], spatial);
+        check_operands(name, (self, Dtype::Real), weight, bias)?;
         if self.dim() == spatial + 1 {
             let batch = named(OP, &[self], self.f_unsqueeze(0))?;
             let y = Windowed::conv(&batch, weight, bias, conv)?;
@@ -304,7 +305,7 @@ impl Windowed for Tensor {
         const OP: &str = "conv_transpose";
         let spatial = spatial_dims(OP, &self.size(), &weight.size())?;
         let names = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"];
-        check_operands(spatial_name(names, spatial), self, weight, bias)?;
+        check_operands(spatial_name(names, spatial), (self, Dtype::FloatingOrInt64), weight, bias)?;
         if self.dim() == spatial + 1 {
             let batch = named(OP, &[self], self.f_unsqueeze(0))?;
             let y = Windowed::conv_transpose(&batch, weight, bias, conv, output_padding)?;
@@ -382,7 +383,13 @@ impl Windowed for Tensor {
 }
 
 /// Refuses operands of a convolution whose dtypes differ: libtorch lets some biases pass, but not with every algorithm.
-fn check_operands(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
-    let tensors = [("input", x), ("weight", weight)].into_iter().chain(bias.map(|bias| ("bias", bias)));
-    check_dtypes(op, tensors.map(|(name, tensor)| (name, tensor.kind())), Tensor::device(x))
+fn check_operands(
+    op: &'static str,
+    (x, first): (&Tensor, Dtype),
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<()> {
+    let operand = |(name, x): (&'static str, &Tensor)| (name, x.kind(), Dtype::Operand);
+    let others = [("weight", weight)].into_iter().chain(bias.map(|bias| ("bias", bias))).map(operand);
+    check_dtypes(op, [("input", x.kind(), first)].into_iter().chain(others), Tensor::device(x))
 }

@@ -4,7 +4,7 @@ use tch::Tensor;
 
 use super::by_name::{one, with};
 use super::{Array, Windowed, argument, named};
-use crate::dtypes::check_dtypes;
+use crate::dtypes::{Dtype, check_dtypes};
 use crate::error::Result;
 use crate::precision::{as_full, full};
 use crate::windowed::{Conv, Padding};
@@ -219,9 +219,10 @@ impl Linear for Tensor {
     fn bmm(&self, other: &Self, bias: Option<&Self>) -> Result<Self> {
         let Some(bias) = bias else { return named("bmm", &[self, other], self.f_bmm(other)) };
         // tch panics if a call with a scalar argument fails, so dtypes and shapes that do not fit must fail first.
-        let tensors = [("input", self), ("other", other), ("bias", bias)];
-        let kinds = tensors.map(|(name, tensor)| (name, tensor.kind()));
-        check_dtypes("bmm", kinds, Tensor::device(self))?;
+        let operand = |name, x: &Self| (name, x.kind(), Dtype::Operand);
+        let tensors =
+            [("input", self.kind(), Dtype::NotBool), operand("other", other), operand("bias", bias)];
+        check_dtypes("bmm", tensors, Tensor::device(self))?;
         let (&[n, i, k], &[batch, depth, j]) = (&self.size()[..], &other.size()[..]) else {
             return Err(argument("bmm", "expected [n, i, k] and [n, k, j]"));
         };

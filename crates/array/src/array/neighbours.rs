@@ -4,7 +4,7 @@ use tch::{Kind, TchError, Tensor};
 
 use super::by_name::{call, one, two};
 use super::{Array, named, refuse};
-use crate::dtypes::check_dtypes;
+use crate::dtypes::{Dtype, check_dtypes};
 use crate::error::Result;
 
 /// Distances and neighbours of points `[n, features]`. Indices are of dtype `Int64`.
@@ -138,7 +138,8 @@ fn check_radius(radius: f64) -> Result<()> {
 
 impl Neighbours for Tensor {
     fn cdist(a: &Self, b: &Self, p: f64) -> Result<Self> {
-        check_dtypes("cdist", [("a", a.kind()), ("b", b.kind())], Tensor::device(a))?;
+        let tensors = [("a", a.kind(), Dtype::Floating), ("b", b.kind(), Dtype::Operand)];
+        check_dtypes("cdist", tensors, Tensor::device(a))?;
         named("cdist", &[a, b], distances(a, b, p))
     }
 

@@ -1,10 +1,10 @@
 //! Sums and other statistics.
 
-use tch::{Reduction as TorchReduction, Tensor};
+use tch::{Device, Kind, Reduction as TorchReduction, Tensor};
 
 use super::by_name::one;
 use super::{Array, Unary, argument, named, resolve};
-use crate::dtypes::check_dtypes;
+use crate::dtypes::{Dtype, check_dtypes};
 use crate::error::Result;
 use crate::precision::full_kind;
 
@@ -57,6 +57,20 @@ impl Statistic {
             Self::Any => "any",
             Self::All => "all",
         }
+    }
+
+    /// Refuses dtypes without the statistic.
+    ///
+    /// # Errors
+    ///
+    /// The dtype has no such statistic.
+    pub fn check(self, kind: Kind, device: Device) -> Result<()> {
+        let dtype = match self {
+            Self::Mean | Self::Norm | Self::Var { .. } | Self::Std { .. } => Dtype::FloatingOrComplex,
+            Self::Max | Self::Min => Dtype::NotComplex,
+            Self::Sum | Self::Prod | Self::LogSumExp | Self::Any | Self::All => Dtype::Any,
+        };
+        check_dtypes(self.name(), [("input", kind, dtype)], device)
     }
 
     /// Returns the correction of a variance or standard deviation.
@@ -205,7 +219,9 @@ pub trait Reduce: Sized {
             let reason = format!("input {shape:?} and target {target_shape:?} differ in shape");
             return Err(argument("mse_loss", reason));
         }
-        check_dtypes("mse_loss", [("input", self.kind()), ("target", target.kind())], self.device())?;
+        let tensors =
+            [("input", self), ("target", target)].map(|(name, x)| (name, x.kind(), Dtype::Floating));
+        check_dtypes("mse_loss", tensors, self.device())?;
         let full = |x: &Self| x.to_kind(full_kind(x.kind(), self.device()));
         full(self)?.sub(&full(target)?)?.unary(Unary::Square)?.statistic(Statistic::Mean, &[], false)
     }
@@ -241,7 +257,7 @@ pub trait Reduce: Sized {
 
 impl Reduce for Tensor {
     fn statistic(&self, statistic: Statistic, dims: &[i64], keepdim: bool) -> Result<Self> {
-        check_dtypes(statistic.name(), [("input", self.kind())], Tensor::device(self))?;
+        statistic.check(self.kind(), Tensor::device(self))?;
         let count = self.dim();
         let dims: Vec<i64> = if dims.is_empty() {
             (0..count as i64).collect()

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use isobar_array::kernel::lowered;
+use isobar_array::kernel::{self, Dtype, lowered};
 use isobar_collectives::ReduceOp;
-use tch::{TchError, Tensor};
+use tch::{Device, TchError, Tensor};
 
 use super::{operator, refuse, rule};
 use crate::dense::named;
@@ -298,6 +298,9 @@ impl ShardTensor {
     /// An equation that does not fit the tensors; different meshes; the errors of the exchange.
     pub fn einsum(equation: &str, tensors: &[&Self]) -> Result<Self> {
         operator("einsum", tensors, args!("equation": equation), || {
+            let dtype = |index| if index == 0 { Dtype::NotBool } else { Dtype::Operand };
+            let typed = tensors.iter().enumerate().map(|(at, x)| ("an operand", x.kind(), dtype(at)));
+            kernel::check_dtypes("einsum", typed, tensors.first().map_or(Device::Cpu, |x| x.device()))?;
             let wrong = |why: &str| refuse("einsum", format!("\"{equation}\": {why}"));
             let plain: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
             let (left, right) = match plain.split_once("->") {
@@ -342,12 +345,12 @@ impl ShardTensor {
 
 crate::register! {
     /// x Wᵀ + b.
-    "linear"(input, weight, bias) Product(|call| call.is_split_along(0, -1) || call.is_split_along(1, -1)):
+    "linear"(input: NotBool, weight: Operand, bias: Operand) Product(|call| call.is_split_along(0, -1) || call.is_split_along(1, -1)):
         |call| call.tensor(0)?.linear(call.tensor(1)?, operand(call.optional_tensor(2)));
     /// The product of matrices, over broadcast batch dims.
-    "matmul"(input, other) Product(rows_by_columns): |call| call.tensor(0)?.matmul(call.tensor(1)?);
+    "matmul"(input: NotBool, other: Operand) Product(rows_by_columns): |call| call.tensor(0)?.matmul(call.tensor(1)?);
     /// The product of matrices of a batch, with an optional bias.
-    "bmm"(input, other, bias) Product(rows_by_columns):
+    "bmm"(input: NotBool, other: Operand, bias: Operand) Product(rows_by_columns):
         |call| call.tensor(0)?.bmm(call.tensor(1)?, operand(call.optional_tensor(2)));
     /// Sums of products by the indices of `equation`; a letter repeated in an operand takes the diagonal (at most one dim sharded).
     "einsum"(; equation) Product(|_| true):

@@ -274,7 +274,7 @@ crate::register! {
     "add"(input, other;; other, alpha) SmallerOperands:
         |call| sum(call, Binary::Add, || Ok(Unary::AddScalar(call.number("other")?)));
     /// a − b; b is a tensor, or the number `other`.
-    "sub"(input, other;; other, alpha) SmallerOperands:
+    "sub"(input: NotBool, other: NotBool;; other, alpha) SmallerOperands:
         |call| sum(call, Binary::Sub, || Ok(Unary::AddScalar(-call.number("other")?)));
     /// a · b; b is a tensor, or the number `other`.
     "mul"(input, other;; other) SmallerOperands:
@@ -283,31 +283,31 @@ crate::register! {
     "div"(input, other;; other) SmallerOperands:
         |call| binary(call, Binary::Div, || Ok(Unary::MulScalar(1.0 / call.number("other")?)));
     /// aᵇ; b is a tensor, or the number `exponent`.
-    "pow"(input, exponent;; exponent) SmallerOperands:
+    "pow"(input, exponent: NotBoolTwice;; exponent) SmallerOperands:
         |call| binary(call, Binary::Pow, || Ok(Unary::PowScalar(call.number("exponent")?)));
     /// The greater of two numbers.
-    "maximum"(input, other) SmallerOperands: |call| call.tensor(0)?.binary(Binary::Maximum, call.tensor(1)?);
+    "maximum"(input: NotComplex, other: NotComplex) SmallerOperands: |call| call.tensor(0)?.binary(Binary::Maximum, call.tensor(1)?);
     /// The lesser of two numbers.
-    "minimum"(input, other) SmallerOperands: |call| call.tensor(0)?.binary(Binary::Minimum, call.tensor(1)?);
+    "minimum"(input: NotComplex, other: NotComplex) SmallerOperands: |call| call.tensor(0)?.binary(Binary::Minimum, call.tensor(1)?);
     /// True where a = b.
     "eq"(input, other) SmallerOperands: |call| call.tensor(0)?.compare(Comparison::Eq, call.tensor(1)?);
     /// True where a ≠ b.
     "ne"(input, other) SmallerOperands: |call| call.tensor(0)?.compare(Comparison::Ne, call.tensor(1)?);
     /// True where a < b.
-    "lt"(input, other) SmallerOperands: |call| call.tensor(0)?.compare(Comparison::Lt, call.tensor(1)?);
+    "lt"(input: NotComplex, other: NotComplex) SmallerOperands: |call| call.tensor(0)?.compare(Comparison::Lt, call.tensor(1)?);
     /// True where a ≤ b.
-    "le"(input, other) SmallerOperands: |call| call.tensor(0)?.compare(Comparison::Le, call.tensor(1)?);
+    "le"(input: NotComplex, other: NotComplex) SmallerOperands: |call| call.tensor(0)?.compare(Comparison::Le, call.tensor(1)?);
     /// True where a > b.
-    "gt"(input, other) SmallerOperands: |call| call.tensor(0)?.compare(Comparison::Gt, call.tensor(1)?);
+    "gt"(input: NotComplex, other: NotComplex) SmallerOperands: |call| call.tensor(0)?.compare(Comparison::Gt, call.tensor(1)?);
     /// True where a ≥ b.
-    "ge"(input, other) SmallerOperands: |call| call.tensor(0)?.compare(Comparison::Ge, call.tensor(1)?);
+    "ge"(input: NotComplex, other: NotComplex) SmallerOperands: |call| call.tensor(0)?.compare(Comparison::Ge, call.tensor(1)?);
     /// `input` where `condition` is true, else `other`.
-    "where"(condition, input, other) SmallerOperands:
+    "where"(condition: Condition, input, other) SmallerOperands:
         |call| call.tensor(0)?.select_where(call.tensor(1)?, call.tensor(2)?);
     /// x, or `weight` · x below 0.
-    "prelu"(input, weight) SmallerOperands: |call| Elementwise::prelu(call.tensor(0)?, call.tensor(1)?);
+    "prelu"(input: Floating, weight: Operand) SmallerOperands: |call| Elementwise::prelu(call.tensor(0)?, call.tensor(1)?);
     /// `value` where `mask` is true, else x.
-    "masked_fill"(input, mask; value) SmallerOperands:
+    "masked_fill"(input, mask: Bool; value) SmallerOperands:
         |call| call.tensor(0)?.masked_fill(call.tensor(1)?, call.number("value")?);
 }
 

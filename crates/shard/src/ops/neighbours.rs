@@ -334,7 +334,7 @@ impl Search {
 
 crate::register! {
     /// The distance of each pair of points, by the norm `p`.
-    "cdist"(a, b; p) Points: |call| ShardTensor::cdist(call.tensor(0)?, call.tensor(1)?, call.or("p", 2.0)?);
+    "cdist"(a: Floating, b: Operand; p) Points: |call| ShardTensor::cdist(call.tensor(0)?, call.tensor(1)?, call.or("p", 2.0)?);
     /// The `k` nearest points of each query: distances and indices.
     "knn"(points, queries; k) Candidates: |call| call.tensor(0)?.knn(call.tensor(1)?, call.get("k")?);
     /// The points within `radius` of each query: offsets of the queries, indices, distances.

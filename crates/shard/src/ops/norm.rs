@@ -256,23 +256,23 @@ fn along_channels(vector: Option<&ShardTensor>, dims: usize) -> Result<Option<Sh
 
 crate::register! {
     /// Each sample to mean 0 and variance 1 over its last dims (`normalized_shape`).
-    "layer_norm"(input, weight, bias; normalized_shape, eps, has_weight, has_bias) Moments(samples): |call| {
+    "layer_norm"(input: Floating, weight: Parameter, bias: Parameter; normalized_shape, eps, has_weight, has_bias) Moments(samples): |call| {
         let (weight, bias) = affine_of(call)?;
         let shape: Vec<i64> = call.list("normalized_shape", Vec::new())?;
         call.tensor(0)?.layer_norm(&shape, operand(weight), operand(bias), call.or("eps", EPS)?)
     };
     /// Each of `num_groups` groups of channels to mean 0 and variance 1.
-    "group_norm"(input, weight, bias; num_groups, eps, has_weight, has_bias) Moments(groups): |call| {
+    "group_norm"(input: Floating, weight: Parameter, bias: Parameter; num_groups, eps, has_weight, has_bias) Moments(groups): |call| {
         let (weight, bias) = affine_of(call)?;
         call.tensor(0)?.group_norm(call.get("num_groups")?, operand(weight), operand(bias), call.or("eps", EPS)?)
     };
     /// Each channel of each sample to mean 0 and variance 1.
-    "instance_norm"(input, weight, bias; eps, has_weight, has_bias) Moments(|call| Ok(extent(call, 0)? * extent(call, 1)?)): |call| {
+    "instance_norm"(input: Floating, weight: Parameter, bias: Parameter; eps, has_weight, has_bias) Moments(|call| Ok(extent(call, 0)? * extent(call, 1)?)): |call| {
         let (weight, bias) = affine_of(call)?;
         call.tensor(0)?.instance_norm(operand(weight), operand(bias), call.or("eps", EPS)?)
     };
     /// Each channel to mean 0 and variance 1 over the batch, or by its running statistics.
-    "batch_norm"(input, weight, bias, running_mean, running_var; training, momentum, eps, has_weight, has_bias) Moments(|call| extent(call, 1)):
+    "batch_norm"(input: Floating, weight: Parameter, bias: Parameter, running_mean: Parameter, running_var: Parameter; training, momentum, eps, has_weight, has_bias) Moments(|call| extent(call, 1)):
         |call| batch_norm(call);
 }
 

@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use call::Call;
 pub use footprint::{Footprint, FootprintTensor, Side, SideWindow, summed};
+pub use isobar_array::kernel::Dtype;
 pub use local_map::{LocalMap, LocalOutput, local_map};
 pub(crate) use named::{announce, replacement};
 pub use named::{register_sharded_op, registered_sharded_ops};

@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use isobar_array::Attrs;
+use isobar_array::kernel::{self, Dtype};
+use tch::Device;
 
+use super::rule::failed;
 use super::{Call, Traffic};
 use crate::error::{Error, Result};
 use crate::tensor::ShardTensor;
@@ -16,6 +19,7 @@ pub struct Operator {
     name: &'static str,
     summary: &'static str,
     tensors: &'static [&'static str],
+    dtypes: &'static [Dtype],
     arguments: &'static [&'static str],
     by_name: &'static [&'static str],
     traffic: Traffic,
@@ -25,6 +29,9 @@ pub struct Operator {
 
 /// Names of tensors or arguments.
 type Names = &'static [&'static str];
+
+/// Names of tensors, and the dtypes that each may have.
+type Typed = (Names, &'static [Dtype]);
 
 type Run = fn(&Call<'_>) -> Result<Vec<ShardTensor>>;
 
@@ -36,12 +43,12 @@ impl Operator {
     pub const fn new(
         name: &'static str,
         summary: &'static str,
-        (tensors, arguments, by_name): (Names, Names, Names),
+        ((tensors, dtypes), arguments, by_name): (Typed, Names, Names),
         traffic: Traffic,
         run: Run,
         module: &'static str,
     ) -> Self {
-        Self { name, summary, tensors, arguments, by_name, traffic, run, module }
+        Self { name, summary, tensors, dtypes, arguments, by_name, traffic, run, module }
     }
 
     /// Returns its name, which is PyTorch's where PyTorch has the operator.
@@ -57,6 +64,11 @@ impl Operator {
     /// Returns the names of its tensors in order, optional ones included; none if it takes any number of tensors.
     pub fn tensors(&self) -> &'static [&'static str] {
         self.tensors
+    }
+
+    /// Returns the dtypes that each of its tensors may have.
+    pub fn dtypes(&self) -> &'static [Dtype] {
+        self.dtypes
     }
 
     /// Returns the names of its arguments other than tensors. The last ones may exist only in calls by name.
@@ -81,8 +93,18 @@ impl Operator {
         (self.run)(&call)
     }
 
+    /// Refuses dtypes that it does not take, before anything is computed or exchanged.
+    pub(super) fn check_dtypes(&self, tensors: &[&ShardTensor]) -> Result<()> {
+        let device = tensors.first().map_or(Device::Cpu, |tensor| tensor.device());
+        let typed = tensors.iter().zip(self.tensors.iter().zip(self.dtypes));
+        let typed = typed.map(|(tensor, (name, dtype))| (*name, tensor.kind(), *dtype));
+        kernel::check_dtypes(self.name, typed, device)
+            .map_err(|source| failed(self.name, tensors, source.into()))
+    }
+
     /// Refuses tensors and arguments that it does not have: to leave them out would compute something else.
     fn check(&self, call: &Call<'_>, tensors: usize, attrs: &Attrs) -> Result<()> {
+        self.check_dtypes(call.tensors())?;
         let most = self.tensors.len();
         if most > 0 && tensors > most {
             let names = self.tensors.join(", ");
@@ -150,7 +172,8 @@ pub fn operators() -> Vec<&'static Operator> {
 }
 
 /// Registers operators of sharded tensors. An entry has a doc comment that says what the operator computes, its name, and in
-/// parentheses the names of its tensors (none: any number), after a semicolon those of its arguments, and after a second one those
+/// parentheses the names of its tensors (none: any number), each with the [`Dtype`](crate::rules::Dtype) that it may have unless
+/// it may have any, after a semicolon those of its arguments, and after a second one those
 /// of arguments that only calls by name have. Then follow its [`Traffic`](crate::rules::Traffic), with a function in parentheses if
 /// the class needs one, and its rule: a function of a [`Call`](crate::rules::Call) that returns one tensor, two, or a `Vec` of
 /// them. A rule is called on all ranks of the mesh, and must decide from layouts only.
@@ -163,26 +186,28 @@ pub fn operators() -> Vec<&'static Operator> {
 /// use isobar_collectives::Group;
 /// use isobar_mesh::DeviceMesh;
 /// use isobar_shard::{Placement, ShardTensor};
-/// use tch::Tensor;
+/// use tch::{Kind, Tensor};
 ///
 /// isobar_shard::register! {
 ///     /// The elements to the power of 3.
 ///     "cubed"(input) Nothing: |call| { let x = call.tensor(0)?; x.mul(x)?.mul(x) };
 ///     /// The elements times `factor`, or 2.
-///     "scaled"(input; factor) Nothing: |call| call.tensor(0)?.mul_scalar(call.or("factor", 2.0)?);
+///     "scaled"(input: Floating; factor) Nothing: |call| call.tensor(0)?.mul_scalar(call.or("factor", 2.0)?);
 /// }
 ///
 /// let mesh = DeviceMesh::new(&Group::single(), &[1], &["domain"])?;
 /// let x = ShardTensor::distribute(&Tensor::from_slice(&[2.0]), &mesh, &[Placement::Shard(0)])?;
 /// let y = ShardTensor::op("cubed", &[&x], &Default::default())?;
 /// assert_eq!(y[0].full_tensor(None)?, Tensor::from_slice(&[8.0]));
+/// let whole = x.to_kind(Kind::Int64)?;
+/// assert!(ShardTensor::op("scaled", &[&whole], &Default::default()).is_err());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[macro_export]
 macro_rules! register {
     ($(
         $(#[doc = $summary:literal])+
-        $name:literal($($tensor:ident),* $(; $($argument:ident),* $(; $($by_name:ident),+)?)?) $traffic:ident $(($($bound:expr),+))?:
+        $name:literal($($tensor:ident $(: $dtype:ident)?),* $(; $($argument:ident),* $(; $($by_name:ident),+)?)?) $traffic:ident $(($($bound:expr),+))?:
             |$call:ident| $body:expr;
     )+) => {
         $($crate::inventory::submit! {
@@ -190,7 +215,7 @@ macro_rules! register {
                 $name,
                 concat!($($summary),+),
                 (
-                    &[$(stringify!($tensor)),*],
+                    (&[$(stringify!($tensor)),*], &[$($crate::__dtype!($($dtype)?)),*]),
                     &[$($(stringify!($argument),)* $($(stringify!($by_name)),+)?)?],
                     &[$($($(stringify!($by_name)),+)?)?],
                 ),
@@ -199,6 +224,18 @@ macro_rules! register {
                 module_path!(),
             )
         })+
+    };
+}
+
+/// The dtypes of a tensor in a descriptor: any unless some are named.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __dtype {
+    () => {
+        $crate::rules::Dtype::Any
+    };
+    ($dtype:ident) => {
+        $crate::rules::Dtype::$dtype
     };
 }
 

@@ -1,6 +1,6 @@
 //! Execution of a rule, and the outputs of an operator.
 
-use isobar_array::kernel::{self, Inside};
+use isobar_array::kernel::Inside;
 
 use super::built_in;
 use crate::error::{Error, Result};
@@ -92,14 +92,10 @@ pub(crate) fn rule<T: Outputs>(
 
 /// Refuses dtypes that the built-in operator does not take, before anything is computed or exchanged.
 pub(crate) fn check_dtypes(op: &str, inputs: &[&ShardTensor]) -> Result<()> {
-    let (Some(operator), Some(first)) = (built_in(op), inputs.first()) else { return Ok(()) };
-    let names = operator.tensors().iter().copied().chain(std::iter::repeat("an operand"));
-    let tensors = names.zip(inputs.iter().map(|input| input.kind()));
-    kernel::check_dtypes(operator.name(), tensors, first.device())
-        .map_err(|source| failed(op, inputs, source.into()))
+    built_in(op).map_or(Ok(()), |operator| operator.check_dtypes(inputs))
 }
 
-fn failed(op: &str, inputs: &[&ShardTensor], source: Error) -> Error {
+pub(super) fn failed(op: &str, inputs: &[&ShardTensor], source: Error) -> Error {
     Error::Sharded {
         op: op.to_owned(),
         layouts: inputs.iter().map(|input| input.to_string()).collect(),

@@ -1,6 +1,6 @@
 //! Gradients of sharded tensors.
 
-use isobar_array::kernel::check_dtypes;
+use isobar_array::kernel::{Dtype, check_dtypes};
 use isobar_torch::BoxError;
 use isobar_torch::autograd::{self, BackwardOptions, HookHandle};
 use tch::Tensor;
@@ -22,7 +22,8 @@ impl ShardTensor {
     /// [`detach`](Self::detach)ed one can be a leaf.
     pub fn set_requires_grad(self, requires_grad: bool) -> Result<Self> {
         if requires_grad {
-            check_dtypes("requires_grad", [("the tensor", self.kind())], self.device())?;
+            let tensor = ("the tensor", self.kind(), Dtype::FloatingOrComplex);
+            check_dtypes("requires_grad", [tensor], self.device())?;
         }
         let local = self.local.f_set_requires_grad(requires_grad).map_err(|e| failed("requires_grad", e))?;
         Ok(Self::new(local, self.layout))

@@ -3,7 +3,7 @@
 use tch::Kind;
 
 use crate::array::{Array, Unary, argument};
-use crate::dtypes::check_dtypes;
+use crate::dtypes::{Dtype, check_dtypes};
 use crate::error::Result;
 use crate::registry::Attrs;
 use crate::windowed::Interpolation;
@@ -77,7 +77,8 @@ pub(super) fn grid_sample<A: Array>(x: &A, grid: &A, options: &GridSample) -> Re
         let want = "[batch, channel, 2 or 3 extents] and [batch, extents…, 2 or 3]";
         return Err(argument(OP, format!("shapes {shape:?} and {points:?}; expected {want}")));
     }
-    check_dtypes(OP, [("input", x.kind()), ("grid", grid.kind())], x.device())?;
+    let tensors = [("input", x.kind(), Dtype::Floating), ("grid", grid.kind(), Dtype::Operand)];
+    check_dtypes(OP, tensors, x.device())?;
     // Rows of the table: the index of a sample times the points of a field, and of each dim in turn.
     let samples = whole(&grid.to_kind(Kind::Double)?.linspace_along(0, 0.0, (shape[0] - 1) as f64)?)?;
     let samples = samples.reshape(&[&[shape[0]], &vec![1; spatial][..]].concat())?;

@@ -238,7 +238,7 @@ fn four_dims(mask: &ShardTensor, kind: Kind, plan: &Plan) -> Result<Tensor> {
 
 crate::register! {
     /// softmax(q kᵀ · scale + mask) v.
-    "scaled_dot_product_attention"(query, key, value, attn_mask; is_causal, scale, enable_gqa, dropout_p, generator) Attention:
+    "scaled_dot_product_attention"(query: Floating, key: Operand, value: Operand, attn_mask; is_causal, scale, enable_gqa, dropout_p, generator) Attention:
         |call| attention(call);
 }
 

@@ -127,9 +127,9 @@ fn partial(layout: &Layout, axes: &[usize]) -> Layout {
 
 crate::register! {
     /// Adds slices of `source` to those along `dim` that `index` names.
-    "index_add"(input, index, source; dim) Indexed(Indexing::ADD):
+    "index_add"(input, index: Index, source: Same; dim) Indexed(Indexing::ADD):
         |call| call.tensor(0)?.index_add(call.get("dim")?, call.tensor(1)?, call.tensor(2)?);
     /// Adds elements of `source` to those along `dim` that `index` names.
-    "scatter_add"(input, index, source; dim) Indexed(Indexing::ADD):
+    "scatter_add"(input, index: Index, source: Same; dim) Indexed(Indexing::ADD):
         |call| call.tensor(0)?.scatter_add(call.get("dim")?, call.tensor(1)?, call.tensor(2)?);
 }

@@ -159,10 +159,10 @@ pub(super) fn element_route(
 
 crate::register! {
     /// The slices along `dim` that `index` names.
-    "index_select"(input, index; dim) Indexed(Indexing::PICK):
+    "index_select"(input, index: Index; dim) Indexed(Indexing::PICK):
         |call| call.tensor(0)?.index_select(call.get("dim")?, call.tensor(1)?);
     /// The elements along `dim` that `index` names, each for its row.
-    "gather"(input, index; dim) Indexed(Indexing::PICK): |call| call.tensor(0)?.gather(call.get("dim")?, call.tensor(1)?);
+    "gather"(input, index: Index; dim) Indexed(Indexing::PICK): |call| call.tensor(0)?.gather(call.get("dim")?, call.tensor(1)?);
     /// The rows of the table `weight` that the indices name.
-    "embedding"(input, weight) Indexed(Indexing::ROWS): |call| call.tensor(1)?.embedding(call.tensor(0)?);
+    "embedding"(input: Index, weight) Indexed(Indexing::ROWS): |call| call.tensor(1)?.embedding(call.tensor(0)?);
 }

@@ -141,10 +141,10 @@ fn in_order(items: [Tensor; 3], descending: bool) -> Result<[Tensor; 3], TchErro
 
 crate::register! {
     /// The elements along `dim` in order, and their indices.
-    "sort"(input; dim, descending) Sorted:
+    "sort"(input: NotComplex; dim, descending) Sorted:
         |call| call.tensor(0)?.sort(call.get("dim")?, call.or("descending", false)?);
     /// The `k` greatest or least elements along `dim`, and their indices.
-    "topk"(input; k, dim, largest; sorted) Best: |call| {
+    "topk"(input: Real; k, dim, largest; sorted) Best: |call| {
         call.only("sorted", true)?;
         call.tensor(0)?.topk(call.get("k")?, call.or("dim", -1)?, call.or("largest", true)?)
     };

@@ -127,6 +127,7 @@ impl ShardTensor {
             &[self],
             args!("dim": dims, "keepdim": keepdim, "correction": statistic.correction()),
             || {
+                statistic.check(self.kind(), self.device())?;
                 let x = match statistic {
                     Statistic::Prod => in_full(op, &self.resolved()?)?,
                     _ => self.resolved()?,

@@ -109,7 +109,7 @@ fn value(x: &Tensor, everyones: &Tensor, log: bool) -> Result<Tensor, TchError> 
 
 crate::register! {
     /// eˣ / Σ eˣ along `dim`.
-    "softmax"(input; dim) Rows: |call| call.tensor(0)?.softmax(call.get("dim")?);
+    "softmax"(input: Floating; dim) Rows: |call| call.tensor(0)?.softmax(call.get("dim")?);
     /// x − ln Σ eˣ along `dim`.
-    "log_softmax"(input; dim) Rows: |call| call.tensor(0)?.log_softmax(call.get("dim")?);
+    "log_softmax"(input: Floating; dim) Rows: |call| call.tensor(0)?.log_softmax(call.get("dim")?);
 }

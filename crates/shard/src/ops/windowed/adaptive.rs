@@ -195,22 +195,22 @@ fn window(own: Interval, extent: i64, result: i64) -> (i64, i64) {
 
 crate::register! {
     /// Means that make the last dim `output_size`.
-    "adaptive_avg_pool1d"(input; output_size) Halo(|call, side| window_of(call, side, 1)):
+    "adaptive_avg_pool1d"(input: Floating; output_size) Halo(|call, side| window_of(call, side, 1)):
         |call| call.tensor(0)?.adaptive_avg_pool(&output_size(call, 1)?);
     /// Means that make the last 2 dims `output_size`.
-    "adaptive_avg_pool2d"(input; output_size) Halo(|call, side| window_of(call, side, 2)):
+    "adaptive_avg_pool2d"(input: Floating; output_size) Halo(|call, side| window_of(call, side, 2)):
         |call| call.tensor(0)?.adaptive_avg_pool(&output_size(call, 2)?);
     /// Means that make the last 3 dims `output_size`.
-    "adaptive_avg_pool3d"(input; output_size) Halo(|call, side| window_of(call, side, 3)):
+    "adaptive_avg_pool3d"(input: Floating; output_size) Halo(|call, side| window_of(call, side, 3)):
         |call| call.tensor(0)?.adaptive_avg_pool(&output_size(call, 3)?);
     /// Maxima that make the last dim `output_size`.
-    "adaptive_max_pool1d"(input; output_size) Halo(|call, side| window_of(call, side, 1)):
+    "adaptive_max_pool1d"(input: Floating; output_size) Halo(|call, side| window_of(call, side, 1)):
         |call| call.tensor(0)?.adaptive_max_pool(&output_size(call, 1)?);
     /// Maxima that make the last 2 dims `output_size`.
-    "adaptive_max_pool2d"(input; output_size) Halo(|call, side| window_of(call, side, 2)):
+    "adaptive_max_pool2d"(input: Floating; output_size) Halo(|call, side| window_of(call, side, 2)):
         |call| call.tensor(0)?.adaptive_max_pool(&output_size(call, 2)?);
     /// Maxima that make the last 3 dims `output_size`.
-    "adaptive_max_pool3d"(input; output_size) Halo(|call, side| window_of(call, side, 3)):
+    "adaptive_max_pool3d"(input: Floating; output_size) Halo(|call, side| window_of(call, side, 3)):
         |call| call.tensor(0)?.adaptive_max_pool(&output_size(call, 3)?);
 }
 

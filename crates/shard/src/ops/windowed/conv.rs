@@ -206,19 +206,19 @@ impl TransposedWindow {
 
 crate::register! {
     /// The convolution over 1 dim.
-    "conv1d"(input, weight, bias; stride, padding, dilation, groups, padding_mode) Halo(conv_window): |call| conv(call);
+    "conv1d"(input: Real, weight: Operand, bias: Operand; stride, padding, dilation, groups, padding_mode) Halo(conv_window): |call| conv(call);
     /// The convolution over 2 dims.
-    "conv2d"(input, weight, bias; stride, padding, dilation, groups, padding_mode) Halo(conv_window): |call| conv(call);
+    "conv2d"(input: Real, weight: Operand, bias: Operand; stride, padding, dilation, groups, padding_mode) Halo(conv_window): |call| conv(call);
     /// The convolution over 3 dims.
-    "conv3d"(input, weight, bias; stride, padding, dilation, groups, padding_mode) Halo(conv_window): |call| conv(call);
+    "conv3d"(input: Real, weight: Operand, bias: Operand; stride, padding, dilation, groups, padding_mode) Halo(conv_window): |call| conv(call);
     /// The transposed convolution over 1 dim.
-    "conv_transpose1d"(input, weight, bias; stride, padding, output_padding, groups, dilation, padding_mode) Halo(transposed_window):
+    "conv_transpose1d"(input: FloatingOrInt64, weight: Operand, bias: Operand; stride, padding, output_padding, groups, dilation, padding_mode) Halo(transposed_window):
         |call| conv_transpose(call);
     /// The transposed convolution over 2 dims.
-    "conv_transpose2d"(input, weight, bias; stride, padding, output_padding, groups, dilation, padding_mode) Halo(transposed_window):
+    "conv_transpose2d"(input: FloatingOrInt64, weight: Operand, bias: Operand; stride, padding, output_padding, groups, dilation, padding_mode) Halo(transposed_window):
         |call| conv_transpose(call);
     /// The transposed convolution over 3 dims.
-    "conv_transpose3d"(input, weight, bias; stride, padding, output_padding, groups, dilation, padding_mode) Halo(transposed_window):
+    "conv_transpose3d"(input: FloatingOrInt64, weight: Operand, bias: Operand; stride, padding, output_padding, groups, dilation, padding_mode) Halo(transposed_window):
         |call| conv_transpose(call);
 }
 

@@ -78,7 +78,7 @@ impl ShardTensor {
 
 crate::register! {
     /// The field on a grid of another `size`, or of `scale_factor` times as many points, by `mode`.
-    "interpolate"(input; size, scale_factor, mode, align_corners; recompute_scale_factor, antialias) Halo(window_of):
+    "interpolate"(input: FloatingOrUint8; size, scale_factor, mode, align_corners; recompute_scale_factor, antialias) Halo(window_of):
         |call| interpolate(call);
 }
 

@@ -173,22 +173,22 @@ fn divisors(
 
 crate::register! {
     /// The maximum of each window of 1 dim, and its index if `return_indices`.
-    "max_pool1d"(input; kernel_size, stride, padding, dilation, ceil_mode, return_indices) Halo(|call, side| window_of(call, side, 1)):
+    "max_pool1d"(input: Real; kernel_size, stride, padding, dilation, ceil_mode, return_indices) Halo(|call, side| window_of(call, side, 1)):
         |call| max_pool(call, 1);
     /// The maximum of each window of 2 dims, and its index if `return_indices`.
-    "max_pool2d"(input; kernel_size, stride, padding, dilation, ceil_mode, return_indices) Halo(|call, side| window_of(call, side, 2)):
+    "max_pool2d"(input: Real; kernel_size, stride, padding, dilation, ceil_mode, return_indices) Halo(|call, side| window_of(call, side, 2)):
         |call| max_pool(call, 2);
     /// The maximum of each window of 3 dims, and its index if `return_indices`.
-    "max_pool3d"(input; kernel_size, stride, padding, dilation, ceil_mode, return_indices) Halo(|call, side| window_of(call, side, 3)):
+    "max_pool3d"(input: Real; kernel_size, stride, padding, dilation, ceil_mode, return_indices) Halo(|call, side| window_of(call, side, 3)):
         |call| max_pool(call, 3);
     /// The mean of each window of 1 dim.
-    "avg_pool1d"(input; kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override) Halo(|call, side| window_of(call, side, 1)):
+    "avg_pool1d"(input: FloatingOrInt64; kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override) Halo(|call, side| window_of(call, side, 1)):
         |call| avg_pool(call, 1);
     /// The mean of each window of 2 dims.
-    "avg_pool2d"(input; kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override) Halo(|call, side| window_of(call, side, 2)):
+    "avg_pool2d"(input: FloatingOrInt64; kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override) Halo(|call, side| window_of(call, side, 2)):
         |call| avg_pool(call, 2);
     /// The mean of each window of 3 dims.
-    "avg_pool3d"(input; kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override) Halo(|call, side| window_of(call, side, 3)):
+    "avg_pool3d"(input: FloatingOrInt64; kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override) Halo(|call, side| window_of(call, side, 3)):
         |call| avg_pool(call, 3);
 }
 
