@@ -66,6 +66,33 @@ impl NumberKind {
             Self::I64 | Self::U64 | Self::F64 => 8,
         }
     }
+
+    /// Bits of an integer with a sign, up to 32.
+    pub(crate) fn signed_bits(self) -> Option<u32> {
+        matches!(self, Self::I8 | Self::I16 | Self::I32).then(|| 8 * self.size() as u32)
+    }
+
+    /// The nearest number of a floating dtype; other dtypes leave numbers as they are.
+    pub(crate) fn rounded(self, number: f64) -> f64 {
+        match self {
+            Self::F32 => f64::from(number as f32),
+            Self::F16 => half::f16::from_f64(number).to_f64(),
+            Self::Bf16 => half::bf16::from_f64(number).to_f64(),
+            _ => number,
+        }
+    }
+
+    /// NetCDF's fill value, which values have that nobody wrote; bytes have none that counts.
+    pub(crate) fn netcdf_fill(self) -> Option<f64> {
+        Some(match self {
+            Self::I16 => -32767.0,
+            Self::I32 => -2_147_483_647.0,
+            Self::U16 => 65535.0,
+            Self::U32 => 4_294_967_295.0,
+            Self::F32 | Self::F64 => 9.969_209_968_386_869e36,
+            _ => return None,
+        })
+    }
 }
 
 impl Dtype {

@@ -1,4 +1,5 @@
-//! Attributes of CF and NetCDF about values: `_Unsigned`, `valid_range` and the like, default fill values, in both formats of NetCDF.
+//! Attributes of CF and NetCDF about values: `_Unsigned`, `valid_range` and the like, default fill values, in both formats of NetCDF
+//! and in Zarr.
 #![expect(clippy::unwrap_used, reason = "a test helper fails by panicking, as the tests do")]
 #![expect(clippy::single_range_in_vec_init, reason = "the window of a single dim")]
 
@@ -10,16 +11,17 @@ use hdf5_metno::types::VarLenUnicode;
 use isobar_data::{DataConfig, Dataset, Error, Window};
 use ndarray::Array1;
 use rstest::rstest;
-use serde_json::json;
+use serde_json::{Value, json};
 use tch::Kind;
 
 /// Numbers of an attribute, or a text.
 enum Attribute {
     Text(&'static str),
     Shorts(&'static [i16]),
+    Doubles(&'static [f64]),
 }
 
-use Attribute::{Shorts, Text};
+use Attribute::{Doubles, Shorts, Text};
 
 /// Numbers of the variable `u` along `x`.
 #[derive(Clone, Copy)]
@@ -51,8 +53,47 @@ fn write_hdf5(path: &Path, numbers: Numbers, attributes: &[(&str, Attribute)]) {
                 let own = dataset.new_attr::<i16>().shape(values.len()).create(*name).unwrap();
                 own.write_raw(values).unwrap();
             }
+            Doubles(values) => {
+                let own = dataset.new_attr::<f64>().shape(values.len()).create(*name).unwrap();
+                own.write_raw(values).unwrap();
+            }
         }
     }
+}
+
+/// Zarr version 2, as xarray writes it: the fill value is that of the array, NetCDF's default unless the attributes have one.
+fn write_zarr(path: &Path, numbers: Numbers, attributes: &[(&str, Attribute)]) {
+    let mut all = json!({ "_ARRAY_DIMENSIONS": ["x"] });
+    for (name, attribute) in attributes {
+        all[*name] = match attribute {
+            Text(text) => json!(text),
+            Shorts([one]) => json!(one),
+            Shorts(several) => json!(several),
+            Doubles([one]) => json!(one),
+            Doubles(several) => json!(several),
+        };
+    }
+    let (dtype, default, values): (&str, Value, Vec<u8>) = match numbers {
+        Numbers::Bytes(values) => {
+            ("|i1", Value::Null, values.iter().flat_map(|value| value.to_le_bytes()).collect())
+        }
+        Numbers::Shorts(values) => {
+            ("<i2", json!(-32767), values.iter().flat_map(|value| value.to_le_bytes()).collect())
+        }
+        Numbers::Floats(values) => {
+            ("<f4", json!(FILL), values.iter().flat_map(|value| value.to_le_bytes()).collect())
+        }
+    };
+    let array = json!({
+        "zarr_format": 2, "shape": [4], "chunks": [4], "dtype": dtype, "compressor": null, "filters": null, "order": "C",
+        "fill_value": all.get("_FillValue").unwrap_or(&default),
+    });
+    let folder = path.join("u");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(path.join(".zgroup"), json!({ "zarr_format": 2 }).to_string()).unwrap();
+    std::fs::write(folder.join(".zarray"), array.to_string()).unwrap();
+    std::fs::write(folder.join(".zattrs"), all.to_string()).unwrap();
+    std::fs::write(folder.join("0"), values).unwrap();
 }
 
 /// CDF-1, by its specification: a dimension, a variable, numbers.
@@ -89,6 +130,10 @@ fn write_classic(path: &Path, numbers: Numbers, attributes: &[(&str, Attribute)]
                 let values: Vec<u8> = values.iter().flat_map(|value| value.to_be_bytes()).collect();
                 padded(&mut bytes, &values);
             }
+            Doubles(values) => {
+                [6, values.len()].into_iter().for_each(|number| word(&mut bytes, number));
+                bytes.extend(values.iter().flat_map(|value| value.to_be_bytes()));
+            }
         }
     }
     let (kind, values): (usize, Vec<u8>) = match numbers {
@@ -101,8 +146,8 @@ fn write_classic(path: &Path, numbers: Numbers, attributes: &[(&str, Attribute)]
     std::fs::write(path, bytes).unwrap();
 }
 
-fn open(path: &Path, missing: &str) -> Result<Box<dyn Dataset>, Error> {
-    let table = json!({ "path": path, "format": "netcdf", "inputs": ["u"], "missing": missing });
+fn open(path: &Path, format: &str, missing: &str) -> Result<Box<dyn Dataset>, Error> {
+    let table = json!({ "path": path, "format": format, "inputs": ["u"], "missing": missing });
     serde_json::from_value::<DataConfig>(table).unwrap().open()
 }
 
@@ -140,26 +185,40 @@ const FILL: f32 = 9.969_21e36;
     [1.0, -32767.0, f64::NAN, 3.0],
     Some(2),
 )]
+#[case::fill_of_doubles(
+    Numbers::Floats([1.0, 1e20, 2.0, 3.0]),
+    &[("_FillValue", Doubles(&[1e20]))],
+    [1.0, f64::NAN, 2.0, 3.0],
+    Some(1),
+)]
+#[case::greatest_of_doubles(
+    Numbers::Floats([0.1, 0.5, 0.25, 0.0]),
+    &[("valid_max", Doubles(&[0.1]))],
+    [0.1_f32 as f64, f64::NAN, f64::NAN, 0.0],
+    Some(1),
+)]
 fn values_are_what_attributes_say(
     #[case] numbers: Numbers,
     #[case] attributes: &[(&str, Attribute)],
     #[case] expected: [f64; 4],
     #[case] missing: Option<usize>,
-    #[values(false, true)] classic: bool,
+    #[values("classic", "netcdf", "zarr")] format: &str,
 ) {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("u.nc");
-    if classic {
-        write_classic(&path, numbers, attributes);
-    } else {
-        write_hdf5(&path, numbers, attributes);
-    }
+    let path = folder.path().join("u");
+    let write = match format {
+        "classic" => write_classic,
+        "netcdf" => write_hdf5,
+        _ => write_zarr,
+    };
+    write(&path, numbers, attributes);
+    let format = if format == "zarr" { format } else { "netcdf" };
     let window = Window::still(&[0..4]);
-    let read = open(&path, "mask").unwrap().read(&window, &[0], &["u"]).unwrap();
+    let read = open(&path, format, "mask").unwrap().read(&window, &[0], &["u"]).unwrap();
     let found = Vec::<f64>::try_from(read.to_kind(Kind::Double).flatten(0, -1)).unwrap();
     let same = |(found, expected): (&f64, &f64)| found == expected || (found.is_nan() && expected.is_nan());
     assert!(found.iter().zip(&expected).all(same), "{found:?}");
-    let read = open(&path, "error").unwrap().read(&window, &[0], &["u"]);
+    let read = open(&path, format, "error").unwrap().read(&window, &[0], &["u"]);
     match (missing, read) {
         (None, Ok(_)) => (),
         (Some(at), Err(Error::MissingValue { index, .. })) => assert_eq!(index, [at]),

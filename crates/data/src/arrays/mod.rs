@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use crate::Result;
+use crate::dtype::NumberKind;
 
 pub use self::dataset::ArrayDataset;
 pub use self::options::{ArrayOptions, VariableOptions, VariableTable};
@@ -113,13 +114,21 @@ impl ArrayInfo {
         })
     }
 
-    /// Applies the attributes of CF and NetCDF: `missing` are fill values and what `missing_value` lists, `valid_range` has two
-    /// numbers, and `bits` are those of an integer that `_Unsigned` says is stored with a sign.
-    pub(crate) fn with_cf(self, missing: Vec<f64>, valid: Valid, bits: Option<u32>) -> Self {
+    /// Applies the attributes of CF and NetCDF to an array of this dtype: `missing` are fill values and what `missing_value`
+    /// lists, `valid_range` has two numbers, and `is_unsigned` says that integers with a sign stand for ones without. The
+    /// attributes may have another dtype than the array; they are compared in the array's.
+    pub(crate) fn with_cf(
+        self,
+        kind: Option<NumberKind>,
+        missing: Vec<f64>,
+        valid: Valid,
+        is_unsigned: bool,
+    ) -> Self {
+        let bits = kind.and_then(NumberKind::signed_bits).filter(|_| is_unsigned);
         let wrap = bits.map(|bits| f64::from(bits).exp2());
         let plain = |value: f64| match wrap {
             Some(wrap) if value < 0.0 => value + wrap,
-            _ => value,
+            _ => kind.map_or(value, |kind| kind.rounded(value)),
         };
         let Valid { range, least, greatest } = valid;
         let pair = match range.as_deref() {

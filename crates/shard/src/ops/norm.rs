@@ -146,8 +146,8 @@ impl ShardTensor {
                 let standard = standardize(OP, &x, &dims, eps)?.y;
                 affine(
                     standard,
-                    along_channels(weight, x.ndim())?.as_ref(),
-                    along_channels(bias, x.ndim())?.as_ref(),
+                    along_channels(OP, weight, &x)?.as_ref(),
+                    along_channels(OP, bias, &x)?.as_ref(),
                 )
             },
         )
@@ -184,13 +184,13 @@ impl ShardTensor {
                     return refuse(OP, format!("{:?} is not [batch, channel, …]", self.shape()));
                 }
                 let x = in_full(OP, &self.resolved()?)?;
-                let (weight, bias) = (along_channels(weight, x.ndim())?, along_channels(bias, x.ndim())?);
+                let (weight, bias) = (along_channels(OP, weight, &x)?, along_channels(OP, bias, &x)?);
                 if !training {
                     let Some(running) = running else {
                         return refuse(OP, "running statistics are needed outside of training");
                     };
                     let [mean, var] =
-                        [running.mean, running.var].map(|stat| along_channels(Some(stat), x.ndim()));
+                        [running.mean, running.var].map(|stat| along_channels(OP, Some(stat), &x));
                     let (Some(mean), Some(var)) = (mean?, var?) else { return refuse(OP, "no statistics") };
                     let scale =
                         var.unary(isobar_array::Unary::AddScalar(eps))?.unary(isobar_array::Unary::Rsqrt)?;
@@ -244,13 +244,19 @@ fn affine(x: ShardTensor, weight: Option<&ShardTensor>, bias: Option<&ShardTenso
 }
 
 /// A vector of channels as `[1, channel, 1, …]`.
-fn along_channels(vector: Option<&ShardTensor>, dims: usize) -> Result<Option<ShardTensor>> {
+fn along_channels(
+    op: &'static str,
+    vector: Option<&ShardTensor>,
+    x: &ShardTensor,
+) -> Result<Option<ShardTensor>> {
+    let (dims, channels) = (x.ndim(), x.shape()[1]);
     let Some(vector) = vector else { return Ok(None) };
-    if vector.ndim() != 1 {
-        return refuse("norm", format!("{:?} is not one number for each channel", vector.shape()));
+    if vector.shape() != [channels] {
+        let shape = vector.shape();
+        return refuse(op, format!("{shape:?} is not one number for each of {channels} channels"));
     }
     let mut shape = vec![1; dims];
-    shape[1] = vector.shape()[0];
+    shape[1] = channels;
     vector.resolved()?.reshape(&shape).map(Some)
 }
 

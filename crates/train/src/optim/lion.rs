@@ -110,6 +110,10 @@ impl Optimizer for Lion {
 
     fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
         state.expect_kind(KIND)?;
+        for slot in &self.slots {
+            state.find("exp_avg", &slot.param)?;
+            state.step_of(&slot.param)?;
+        }
         for slot in &mut self.slots {
             copy_into(&slot.exp_avg, state.find("exp_avg", &slot.param)?, "exp_avg")?;
             slot.step = state.step_of(&slot.param)?;

@@ -409,7 +409,8 @@ impl<'a, T: Task> Run<'a, T> {
             self.epoch()?;
         }
         if self.summary.stopped.is_none() {
-            if self.summary.validation_error.is_none() {
+            // Steps since the last validation are validated, too.
+            if self.summary.validation_error.is_none() || self.state.validation_error.is_none() {
                 self.state.validation_error = self.validated()?.cost(self.best, self.task);
             }
             if self.saved != Some(self.state.step) {

@@ -9,6 +9,7 @@ use hdf5_metno::Group;
 use hdf5_metno::types::{FloatSize, IntSize, TypeDescriptor};
 
 use crate::arrays::{ArrayInfo, Arrays, Valid, Values};
+use crate::dtype::NumberKind;
 use crate::hdf5::attribute::Attributes;
 use crate::hdf5::layout::{Node, read_window};
 use crate::hdf5::plain::{AXES, CHANNELS, PERIODIC, UNITS};
@@ -162,9 +163,9 @@ impl Arrays for Hdf5Arrays {
         let axes = self.axes(&attributes, name, shape.len())?;
         let number = |attribute: &str| optional(attributes.number(attribute));
         let numbers = |attribute: &str| optional(attributes.numbers(attribute));
-        let kind = root.kind(&dataset, name).ok();
+        let kind = root.kind(&dataset, name).ok().as_ref().and_then(number_kind);
         let fill = match numbers("_FillValue")? {
-            None if self.is_netcdf => kind.as_ref().and_then(default_fill).map(|fill| vec![fill]),
+            None if self.is_netcdf => kind.and_then(NumberKind::netcdf_fill).map(|fill| vec![fill]),
             fill => fill,
         };
         let missing = [fill, numbers("missing_value")?].into_iter().flatten().flatten().collect();
@@ -178,7 +179,6 @@ impl Arrays for Hdf5Arrays {
             Ok(text.filter(|text| !text.is_empty()))
         };
         let is_unsigned = text("_Unsigned")?.is_some_and(|text| text.eq_ignore_ascii_case("true"));
-        let bits = kind.as_ref().and_then(signed_bits).filter(|_| is_unsigned);
         Ok(ArrayInfo {
             axes,
             unit: text(UNITS)?,
@@ -190,7 +190,7 @@ impl Arrays for Hdf5Arrays {
             chunk: dataset.chunk(),
             ..ArrayInfo::of_shape(shape)
         }
-        .with_cf(missing, valid, bits))
+        .with_cf(kind, missing, valid, is_unsigned))
     }
 
     fn read(&self, name: &str, window: &[Range<usize>]) -> Result<Values> {
@@ -232,24 +232,18 @@ impl Arrays for Hdf5Arrays {
     }
 }
 
-/// NetCDF's fill value of a type, which values have that nobody wrote; bytes have none that counts.
-fn default_fill(kind: &TypeDescriptor) -> Option<f64> {
+fn number_kind(kind: &TypeDescriptor) -> Option<NumberKind> {
     Some(match kind {
-        TypeDescriptor::Integer(IntSize::U2) => -32767.0,
-        TypeDescriptor::Integer(IntSize::U4) => -2_147_483_647.0,
-        TypeDescriptor::Unsigned(IntSize::U2) => 65535.0,
-        TypeDescriptor::Unsigned(IntSize::U4) => 4_294_967_295.0,
-        TypeDescriptor::Float(_) => 9.969_209_968_386_869e36,
-        _ => return None,
-    })
-}
-
-/// Bits of an integer with a sign.
-fn signed_bits(kind: &TypeDescriptor) -> Option<u32> {
-    Some(match kind {
-        TypeDescriptor::Integer(IntSize::U1) => 8,
-        TypeDescriptor::Integer(IntSize::U2) => 16,
-        TypeDescriptor::Integer(IntSize::U4) => 32,
+        TypeDescriptor::Integer(IntSize::U1) => NumberKind::I8,
+        TypeDescriptor::Integer(IntSize::U2) => NumberKind::I16,
+        TypeDescriptor::Integer(IntSize::U4) => NumberKind::I32,
+        TypeDescriptor::Integer(IntSize::U8) => NumberKind::I64,
+        TypeDescriptor::Unsigned(IntSize::U1) => NumberKind::U8,
+        TypeDescriptor::Unsigned(IntSize::U2) => NumberKind::U16,
+        TypeDescriptor::Unsigned(IntSize::U4) => NumberKind::U32,
+        TypeDescriptor::Unsigned(IntSize::U8) => NumberKind::U64,
+        TypeDescriptor::Float(FloatSize::U4) => NumberKind::F32,
+        TypeDescriptor::Float(FloatSize::U8) => NumberKind::F64,
         _ => return None,
     })
 }

@@ -7,7 +7,6 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::DEFAULT_FILL;
 use crate::arrays::{ArrayInfo, Arrays, Valid, Values};
 use crate::dtype::{Dtype, NumberKind};
 use crate::runs::read_runs;
@@ -177,7 +176,7 @@ impl Arrays for Classic {
             Some(Attribute::Numbers(numbers)) => Some(numbers.clone()),
             _ => None,
         };
-        let fill = numbers("_FillValue").or_else(|| default_fill(variable.kind).map(|fill| vec![fill]));
+        let fill = numbers("_FillValue").or_else(|| variable.kind.netcdf_fill().map(|fill| vec![fill]));
         let missing = [fill, numbers("missing_value")].into_iter().flatten().flatten().collect();
         let valid = Valid {
             range: numbers("valid_range"),
@@ -185,7 +184,6 @@ impl Arrays for Classic {
             greatest: number("valid_max"),
         };
         let is_unsigned = text("_Unsigned").is_some_and(|text| text.eq_ignore_ascii_case("true"));
-        let bits = signed_bits(variable.kind).filter(|_| is_unsigned);
         Ok(ArrayInfo {
             axes: Some(variable.dims.iter().map(|&dim| self.dimensions[dim].0.clone()).collect()),
             unit: text("units"),
@@ -194,7 +192,7 @@ impl Arrays for Classic {
             offset: number("add_offset").unwrap_or(0.0),
             ..ArrayInfo::of_shape(self.shape(variable))
         }
-        .with_cf(missing, valid, bits))
+        .with_cf(Some(variable.kind), missing, valid, is_unsigned))
     }
 
     fn read(&self, name: &str, window: &[Range<usize>]) -> Result<Values> {
@@ -337,28 +335,6 @@ fn number_kind(kind: u32) -> Option<NumberKind> {
         9 => NumberKind::U32,
         10 => NumberKind::I64,
         11 => NumberKind::U64,
-        _ => return None,
-    })
-}
-
-/// NetCDF's fill value of a type, which values have that nobody wrote; bytes have none that counts.
-fn default_fill(kind: NumberKind) -> Option<f64> {
-    Some(match kind {
-        NumberKind::I16 => -32767.0,
-        NumberKind::I32 => -2_147_483_647.0,
-        NumberKind::F32 | NumberKind::F64 => DEFAULT_FILL,
-        NumberKind::U16 => 65535.0,
-        NumberKind::U32 => 4_294_967_295.0,
-        _ => return None,
-    })
-}
-
-/// Bits of an integer with a sign.
-fn signed_bits(kind: NumberKind) -> Option<u32> {
-    Some(match kind {
-        NumberKind::I8 => 8,
-        NumberKind::I16 => 16,
-        NumberKind::I32 => 32,
         _ => return None,
     })
 }

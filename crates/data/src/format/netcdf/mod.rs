@@ -15,9 +15,6 @@ use crate::registry::{DataSource, Format};
 use crate::writers::WriterFormat;
 use crate::{Error, Result, register, register_writer};
 
-/// NetCDF's fill value of floating-point numbers.
-const DEFAULT_FILL: f64 = 9.969_209_968_386_869e36;
-
 /// The format `netcdf`.
 struct NetCdf;
 

@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
 use super::nodes::{Node, Version};
-use crate::arrays::ArrayInfo;
+use crate::arrays::{ArrayInfo, Valid};
 use crate::dtype::NumberKind;
 use crate::hdf5::plain::{CHANNELS, PERIODIC};
 
@@ -18,31 +18,31 @@ pub(super) fn describe(node: &Node, kind: NumberKind, shape: Vec<usize>) -> Arra
     let ndim = shape.len();
     let named = node.array.get("dimension_names").and_then(|names| texts(names, ndim));
     let axes = named.or_else(|| own.get(DIMENSIONS).and_then(|names| texts(names, ndim)));
-    let as_stored = |value: f64| match kind {
-        NumberKind::F32 => f64::from(value as f32),
-        NumberKind::F16 => half::f16::from_f64(value).to_f64(),
-        NumberKind::Bf16 => half::bf16::from_f64(value).to_f64(),
-        _ => value,
-    };
     // What xarray writes as version 2 has CF's fill value there.
     let of_array = (node.version == Version::V2 && own.contains_key(DIMENSIONS))
         .then(|| node.array.get("fill_value"))
         .flatten();
     let missing = [own.get("_FillValue"), own.get("missing_value"), of_array].into_iter().flatten();
-    let missing = missing.flat_map(numbers).map(as_stored).filter(|value| !value.is_nan()).collect();
+    let missing = missing.flat_map(numbers).collect();
     let flag = |name: &str| own.get(name).and_then(Value::as_bool).unwrap_or(false);
     let number = |name: &str| own.get(name).and_then(|value| numbers(value).first().copied());
+    let valid = Valid {
+        range: own.get("valid_range").map(numbers),
+        least: number("valid_min"),
+        greatest: number("valid_max"),
+    };
+    let is_unsigned = text(own, "_Unsigned").is_some_and(|text| text.eq_ignore_ascii_case("true"));
     ArrayInfo {
         axes,
         unit: text(own, "units"),
         calendar: text(own, "calendar"),
         scale: number("scale_factor").unwrap_or(1.0),
         offset: number("add_offset").unwrap_or(0.0),
-        missing,
         periodic: flag(PERIODIC),
         channels: flag(CHANNELS),
         ..ArrayInfo::of_shape(shape)
     }
+    .with_cf(Some(kind), missing, valid, is_unsigned)
 }
 
 fn texts(names: &Value, count: usize) -> Option<Vec<String>> {
