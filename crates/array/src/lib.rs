@@ -60,7 +60,7 @@ pub use array::{
 pub use error::{Error, Result};
 pub use precision::in_full_precision;
 pub use random::{Generator, Window};
-pub use recompute::{Surroundings, is_recomputing, recompute};
+pub use recompute::{Surroundings, is_recomputing, recompute, recomputed_calls};
 pub use registry::{Attrs, register_op, registered_ops};
 pub use windowed::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
 
@@ -79,6 +79,6 @@ pub mod kernel {
     pub use crate::registry::is_registered;
     pub use crate::windowed::{
         Around, ConvParams, Grid, Rest, Shapes, Taps, WindowGeometry, along, average, check_dims, cut_like,
-        each, interpolated, maxima, means, nonempty, spatial_dims, spatial_name, values,
+        each, interpolated, maxima, means, nonempty, spatial_dims, spatial_name, to_bytes, values,
     };
 }

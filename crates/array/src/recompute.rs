@@ -67,6 +67,7 @@ where
         let inputs: Vec<A> = inputs.iter().map(|input| input.shallow_clone()).collect();
         return f(&inputs, generator);
     }
+    RECORDED.set(RECORDED.get() + 1);
     let before = generator.cloned();
     let (mut parts, mut layouts) = (Vec::new(), Vec::new());
     for input in inputs {
@@ -132,6 +133,24 @@ where
 
 thread_local! {
     static RECOMPUTING: Cell<bool> = const { Cell::new(false) };
+    static RECORDED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Returns the number of calls of [`recompute`] that backward runs again, since the calling thread began. Each gives the parameters
+/// that it captures a gradient of its own.
+///
+/// ```
+/// use isobar_array::{Elementwise, Error, recompute, recomputed_calls};
+/// use tch::Tensor;
+///
+/// let before = recomputed_calls();
+/// let x = Tensor::from_slice(&[2.0]).set_requires_grad(true);
+/// recompute(&[&x], None, (), |inputs, _| inputs[0].mul(&inputs[0]))?;
+/// assert_eq!(recomputed_calls() - before, 1);
+/// # Ok::<(), Error>(())
+/// ```
+pub fn recomputed_calls() -> u64 {
+    RECORDED.get()
 }
 
 /// Returns true while the calling thread recomputes activations: code with side effects, such as running statistics, skips them

@@ -18,8 +18,8 @@ use tch::{Device, Kind, Tensor};
 
 use crate::common::{numbers, on_mesh, placements};
 
-const KINDS: [Kind; 6] =
-    [Kind::Int64, Kind::Bool, Kind::Half, Kind::BFloat16, Kind::Double, Kind::ComplexFloat];
+const KINDS: [Kind; 7] =
+    [Kind::Int64, Kind::Uint8, Kind::Bool, Kind::Half, Kind::BFloat16, Kind::Double, Kind::ComplexFloat];
 
 /// Deadline of ranks that wait for another one in error.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -336,12 +336,17 @@ fn dtypes_are_those_of_dense_tensors(
 }
 
 #[rstest]
-fn dtypes_of_functions_are_those_of_dense_tensors(#[values(2, 3)] ranks: usize) {
+fn dtypes_of_functions_are_those_of_dense_tensors(
+    #[values(2, 3)] ranks: usize,
+    #[values(false, true)] mixed: bool,
+) {
     let shapes: &[&[i64]] = &[&[1, 3]];
     let compare = |(function, kind): (Unary, Kind)| {
+        let bf16 = mixed.then(|| Autocast::new(Device::Cpu, Kind::BFloat16).unwrap());
         let dense = Elementwise::unary(&values(&[1, 3], 1, kind), function);
+        drop(bf16);
         let sharded = move |x: &[ShardTensor]| Elementwise::unary(&x[0], function);
-        differences(ranks, function.name(), shapes, kind, false, &dense, sharded)
+        differences(ranks, function.name(), shapes, kind, mixed, &dense, sharded)
     };
     let calls = UNARY.into_iter().flat_map(|function| KINDS.map(|kind| (function, kind)));
     let wrong: Vec<String> = calls.flat_map(compare).collect();

@@ -7,6 +7,7 @@ use isobar_torch::autograd::{self, BackwardOptions, HookHandle};
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::error::{Context, Error, Result};
+use crate::gradients::Repeats;
 use crate::params::{Parameter, Parameters};
 
 /// The ranks over which each parameter's gradient is summed.
@@ -57,6 +58,7 @@ struct Shared {
     /// True for parameters whose gradient has arrived since the last `zero`.
     seen: Vec<bool>,
     overlap: bool,
+    repeats: Repeats,
     pass: Option<Pass>,
     /// True if gradients have been reduced since the last `zero`.
     reduced: bool,
@@ -91,7 +93,7 @@ const WORDS: i64 = 2;
 
 impl Reducer {
     /// Replaces the gradients of `params` by zeros in buckets of about `bucket_bytes`. With `overlap`, reductions begin
-    /// while backward goes on, else after it.
+    /// while backward goes on, unless gradients may come several times (`Repeats`); else after it.
     pub(crate) fn new(
         params: &Parameters,
         summands: &SummandGroups,
@@ -120,6 +122,7 @@ impl Reducer {
             places,
             seen,
             overlap,
+            repeats: Repeats::default(),
             pass: None,
             reduced: false,
         };
@@ -150,6 +153,7 @@ impl Reducer {
     pub(crate) fn begin(&self) -> Result<()> {
         let mut shared = lock(&self.shared);
         shared.refuse_reduced()?;
+        shared.repeats.begin();
         shared.pass = Some(Pass {
             arrived: vec![false; shared.params.len()],
             missing: shared.buckets.iter().map(|bucket| bucket.members.len()).collect(),
@@ -181,6 +185,7 @@ impl Reducer {
             true => shared.unseen(),
             false => Vec::new(),
         };
+        shared.repeats.end();
         shared.tell(!unseen.is_empty(), word.share)?;
         shared.start(&mut pass, shared.buckets.len())?;
         for (index, work) in pass.works.into_iter().enumerate() {
@@ -227,15 +232,18 @@ impl Shared {
         let Some(mut pass) = self.pass.take() else { return Ok(()) };
         if !std::mem::replace(&mut pass.arrived[param], true) {
             pass.missing[bucket] -= 1;
-        } else if pass.works.len() > bucket {
+        } else {
+            self.repeats.repeated();
+        }
+        if pass.works.len() > bucket {
             return Err(Error::invalid(
                 format!("a gradient of parameter {:?}", self.params[param].name),
                 "there again after its reduction has begun",
-                "to come once a pass; where parts that share a parameter are recomputed in backward: \
-                 --set data_parallel.overlap=off",
+                "to come as often as in the last pass with as many recomputed parts; --set data_parallel.overlap=off takes \
+                 any number",
             ));
         }
-        if self.overlap {
+        if self.overlap && self.repeats.are_none() {
             // The last bucket carries the flag, so it waits until all is known.
             let whole = pass.missing.iter().take_while(|missing| **missing == 0).count();
             self.start(&mut pass, whole.min(self.buckets.len() - 1))?;

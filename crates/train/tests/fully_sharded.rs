@@ -1,6 +1,7 @@
 //! Fully sharded training against data parallelism: values, losses, memory.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::cell::Cell;
 use std::path::Path;
 use std::time::Duration;
 
@@ -35,6 +36,10 @@ enum Subject {
     /// A convolution between two parameters without dims.
     Gains,
     UNet,
+    /// One step, and after three passes two.
+    Rollout {
+        again: bool,
+    },
 }
 
 type Model = Box<dyn Fn(&ShardTensor) -> isobar_models::Result<ShardTensor>>;
@@ -50,6 +55,14 @@ impl Subject {
 
     fn make(self, params: &mut MeshParams<'_>) -> Model {
         match self {
+            Self::Rollout { again } => {
+                let step = if again { Self::AfnoAgain } else { Self::Afno }.make(params);
+                let passes = Cell::new(0);
+                Box::new(move |x| {
+                    passes.set(passes.get() + 1);
+                    if passes.get() > 3 { step(&step(x)?) } else { step(x) }
+                })
+            }
             Self::Afno | Self::AfnoAgain => {
                 let config = AfnoConfig {
                     patch_size: [2, 2],
@@ -246,6 +259,27 @@ fn losses_are_those_of_data_parallelism(
             assert!((got - want).abs() < 1e-9 * want.abs(), "{got}, expected {want}");
         }
         assert_eq!(want[want.len() - 1], want[want.len() - 2]);
+    });
+}
+
+/// Steps that are computed again give parameters a gradient each.
+#[rstest]
+#[case::shard(&[2], &["shard"])]
+#[case::domain(&[2, 2], &["shard", "domain"])]
+fn rollouts_are_computed_again(
+    #[case] shape: &[i64],
+    #[case] names: &[&str],
+    #[values(false, true)] sharded: bool,
+    #[values((1e-9, Overlap::On), (0.002, Overlap::Auto), (0.002, Overlap::Off))] units: (f64, Overlap),
+) {
+    let ranks = shape.iter().product::<i64>() as usize;
+    threads::run(ranks, Duration::from_secs(120), |group| {
+        let mesh = DeviceMesh::new(&group, shape, names).unwrap();
+        let want = train(Subject::Rollout { again: false }, &mesh, false, units);
+        let got = train(Subject::Rollout { again: true }, &mesh, sharded, units);
+        for (got, want) in got.iter().zip(&want) {
+            assert!((got - want).abs() < 1e-9 * want.abs(), "{got}, expected {want}");
+        }
     });
 }
 

@@ -6,6 +6,7 @@ use super::by_name::one;
 use super::{Array, Attrs, named, number};
 use crate::dtypes::{Dtype, check_dtypes, check_number, is_floating};
 use crate::error::Result;
+use crate::precision::full;
 
 /// A function of one number.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -162,6 +163,14 @@ impl Unary {
             Self::MulScalar(_) => "mul",
             Self::PowScalar(_) => "pow",
         }
+    }
+
+    /// Returns whether it computes in single precision where mixed precision is on, as libtorch's autocast does on CUDA.
+    const fn is_in_full(self) -> bool {
+        matches!(
+            self,
+            Self::Exp | Self::Log | Self::Reciprocal | Self::Rsqrt | Self::Softplus | Self::PowScalar(_)
+        )
     }
 
     /// The dtypes that it takes.
@@ -462,7 +471,7 @@ pub trait Elementwise: Sized {
 impl Elementwise for Tensor {
     fn unary(&self, function: Unary) -> Result<Self> {
         use Unary::*;
-        let (x, name, kind) = (self, function.name(), self.kind());
+        let (name, kind) = (function.name(), self.kind());
         check_dtypes(name, [("input", kind, function.dtype())], Tensor::device(self))?;
         let numbers = match function {
             Threshold { threshold, value } => [threshold, value],
@@ -472,6 +481,13 @@ impl Elementwise for Tensor {
             _ => [0.0; 2],
         };
         numbers.into_iter().try_for_each(|number| check_number(name, number, kind))?;
+        let in_full;
+        let x = if function.is_in_full() {
+            in_full = named(name, &[self], full(self))?;
+            &in_full
+        } else {
+            self
+        };
         let result = match function {
             Neg => x.f_neg(),
             Abs => x.f_abs(),
@@ -515,7 +531,7 @@ impl Elementwise for Tensor {
             Binary::Div => self.f_div(other),
             Binary::Maximum => self.f_maximum(other),
             Binary::Minimum => self.f_minimum(other),
-            Binary::Pow => self.f_pow(other),
+            Binary::Pow => full(self).and_then(|x| x.f_pow(&full(other)?)),
         };
         named(function.name(), &[self, other], result)
     }

@@ -6,7 +6,7 @@ use super::by_name::one;
 use super::{Array, Unary, argument, named, resolve};
 use crate::dtypes::{Dtype, check_dtypes};
 use crate::error::Result;
-use crate::precision::full_kind;
+use crate::precision::{full, full_kind};
 
 /// A statistic of many numbers, with its options.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -71,6 +71,11 @@ impl Statistic {
             Self::Sum | Self::Prod | Self::LogSumExp | Self::Any | Self::All => Dtype::Any,
         };
         check_dtypes(self.name(), [("input", kind, dtype)], device)
+    }
+
+    /// Returns whether it is taken in single precision where mixed precision is on, as libtorch's autocast does on CUDA.
+    pub const fn is_in_full(self) -> bool {
+        matches!(self, Self::Sum | Self::Prod | Self::Norm)
     }
 
     /// Returns the correction of a variance or standard deviation.
@@ -270,18 +275,23 @@ impl Reduce for Tensor {
             return Err(argument(statistic.name(), format!("dim {} comes twice in {dims:?}", dims[at])));
         }
         let dims = &dims[..];
+        let x = if statistic.is_in_full() {
+            named(statistic.name(), &[self], full(self))?
+        } else {
+            self.shallow_clone()
+        };
         let result = match statistic {
-            Statistic::Sum => self.f_sum_dim_intlist(dims, keepdim, None),
-            Statistic::Mean => self.f_mean_dim(dims, keepdim, None),
-            Statistic::Max => self.f_amax(dims, keepdim),
-            Statistic::Min => self.f_amin(dims, keepdim),
-            Statistic::Norm => self.f_norm_scalaropt_dim(2.0, dims, keepdim),
-            Statistic::Prod => prod(self, dims, keepdim),
-            Statistic::Var { correction } => self.f_var_correction(dims, correction, keepdim),
-            Statistic::Std { correction } => self.f_std_correction(dims, correction, keepdim),
-            Statistic::LogSumExp => self.f_logsumexp(dims, keepdim),
-            Statistic::Any => self.f_any_dims(dims, keepdim),
-            Statistic::All => self.f_all_dims(dims, keepdim),
+            Statistic::Sum => x.f_sum_dim_intlist(dims, keepdim, None),
+            Statistic::Mean => x.f_mean_dim(dims, keepdim, None),
+            Statistic::Max => x.f_amax(dims, keepdim),
+            Statistic::Min => x.f_amin(dims, keepdim),
+            Statistic::Norm => x.f_norm_scalaropt_dim(2.0, dims, keepdim),
+            Statistic::Prod => prod(&x, dims, keepdim),
+            Statistic::Var { correction } => x.f_var_correction(dims, correction, keepdim),
+            Statistic::Std { correction } => x.f_std_correction(dims, correction, keepdim),
+            Statistic::LogSumExp => x.f_logsumexp(dims, keepdim),
+            Statistic::Any => x.f_any_dims(dims, keepdim),
+            Statistic::All => x.f_all_dims(dims, keepdim),
         };
         named(statistic.name(), &[self], result)
     }
@@ -295,7 +305,7 @@ impl Reduce for Tensor {
     }
 
     fn cumsum(&self, dim: i64) -> Result<Self> {
-        named("cumsum", &[self], self.f_cumsum(dim, None))
+        named("cumsum", &[self], full(self).and_then(|x| x.f_cumsum(dim, None)))
     }
 
     fn index_add(&self, dim: i64, index: &Self, source: &Self) -> Result<Self> {

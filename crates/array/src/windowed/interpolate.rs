@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use tch::{TchError, Tensor};
+use tch::{Kind, TchError, Tensor};
 
 use super::adaptive::means;
 use super::{along, check_dims, spatial_name};
@@ -259,12 +259,30 @@ fn cubic(t: f64) -> [f64; 4] {
 ///
 /// Extents below 1; a mode without that number of dims.
 pub fn interpolated(x: &Tensor, resize: &Resize, mode: Interpolation, align_corners: bool) -> Result<Tensor> {
+    if x.kind() == Kind::Uint8 {
+        let y = interpolated(
+            &named("interpolate", &[x], x.f_to_kind(Kind::Float))?,
+            resize,
+            mode,
+            align_corners,
+        )?;
+        return named("interpolate", &[x], to_bytes(&y));
+    }
     let (output, scales) = resize.resolve(&x.size(), mode, align_corners)?;
     if mode == Interpolation::Area && x.numel() > 0 {
         return named("interpolate", &[x], means(x, &output));
     }
     let done = vec![false; output.len()];
     Rest { output: &output, scales: &scales, done: &done, mode, align_corners }.apply(x)
+}
+
+/// Rounds numbers to `Uint8`. libtorch's own interpolation of bytes rounds otherwise on some processors.
+///
+/// # Errors
+///
+/// libtorch refuses the conversion.
+pub fn to_bytes(x: &Tensor) -> Result<Tensor, TchError> {
+    x.f_round()?.f_clamp(0.0, 255.0)?.f_to_kind(Kind::Uint8)
 }
 
 /// Interpolation with libtorch over the dims that are not done yet.

@@ -14,7 +14,7 @@ use tch::Tensor;
 
 pub use adaptive::means;
 pub use conv::{Conv, Padding};
-pub use interpolate::{Grid, Interpolation, Resize, Rest, Taps, interpolated};
+pub use interpolate::{Grid, Interpolation, Resize, Rest, Taps, interpolated, to_bytes};
 pub use pad::{Around, PadMode};
 pub use pool::{Pool, average, check_dims, cut_like, maxima, nonempty, values};
 pub use steps::{ConvParams, Shapes, spatial_dims};

@@ -67,6 +67,11 @@ impl DeviceCommunicator {
         data_type(kind).is_some()
     }
 
+    /// Number of this rank's GPU.
+    pub(crate) fn device(&self) -> usize {
+        self.stream.device()
+    }
+
     /// Reduces `input` over the ranks into `output`; both are contiguous on the communicator's device, of one shape and dtype.
     pub(crate) fn all_reduce(
         &self,

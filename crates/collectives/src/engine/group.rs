@@ -12,6 +12,7 @@ use crate::engine::outstanding::Outstanding;
 use crate::observe::flight::{Flight, Phase, Place};
 use crate::observe::trace::Traces;
 use crate::wire::{Backend, BackendKind, Notice};
+use tch::Device;
 
 /// An ordered set of ranks that communicate.
 ///
@@ -220,6 +221,11 @@ impl Group {
 
     pub(super) fn fingerprint(&self) -> u64 {
         self.0.fingerprint.load(Ordering::Relaxed)
+    }
+
+    /// Returns this rank's GPU, if the group communicates by NCCL.
+    pub fn gpu(&self) -> Option<Device> {
+        Some(Device::Cuda(self.device_communicator()?.device()))
     }
 
     pub(crate) fn device_communicator(&self) -> Option<&DeviceCommunicator> {

@@ -25,7 +25,7 @@ pub(crate) mod windowed;
 
 use isobar_array::Attrs;
 use isobar_array::kernel::full;
-use tch::{TchError, Tensor};
+use tch::{Kind, TchError, Tensor};
 
 use crate::error::Result;
 use crate::layout::{Layout, Placement};
@@ -73,6 +73,14 @@ pub(crate) fn torch<T>(op: &'static str, result: Result<T, TchError>) -> Result<
 /// Converts an operand to at least single precision where mixed precision is on: norms and statistics lose too much in 16 bits.
 pub(crate) fn in_full(op: &'static str, x: &ShardTensor) -> Result<ShardTensor> {
     Ok(ShardTensor::new(torch(op, full(x.local()))?, x.layout().clone()))
+}
+
+/// Converts 16 bits to single precision: sums of them overflow or lose small terms.
+pub(crate) fn wide(x: &Tensor) -> Result<Tensor, TchError> {
+    match x.kind() {
+        Kind::Half | Kind::BFloat16 => x.f_to_kind(Kind::Float),
+        _ => Ok(x.shallow_clone()),
+    }
 }
 
 /// An argument that an operator cannot take.

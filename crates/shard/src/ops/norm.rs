@@ -112,8 +112,8 @@ impl ShardTensor {
                 };
                 affine(
                     standard,
-                    along_channels(weight, shape.len())?.as_ref(),
-                    along_channels(bias, shape.len())?.as_ref(),
+                    along_channels(OP, weight, &x)?.as_ref(),
+                    along_channels(OP, bias, &x)?.as_ref(),
                 )
             },
         )

@@ -204,7 +204,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// A source rank out of range, or one that gives no tensor; an invalid layout.
+    /// A source rank out of range, or one that gives no tensor; a tensor on a GPU without NCCL; an invalid layout.
     ///
     /// ```
     /// use isobar_collectives::threads;
@@ -239,7 +239,8 @@ impl ShardTensor {
         let mine = match (is_source, whole) {
             (true, Some(whole)) => {
                 let shape = whole.size();
-                let numbers = std::iter::once(whole.kind() as i64).chain(shape);
+                let on_gpu = i64::from(whole.device().is_cuda());
+                let numbers = [whole.kind() as i64, on_gpu].into_iter().chain(shape);
                 numbers.flat_map(i64::to_le_bytes).collect()
             }
             _ => Vec::new(),
@@ -247,7 +248,7 @@ impl ShardTensor {
         let received = group.broadcast_bytes(&mine, root)?;
         let numbers: Vec<i64> =
             received.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap_or_default())).collect();
-        let Some((&kind, shape)) = numbers.split_first() else {
+        let Some((&[kind, on_gpu], shape)) = numbers.split_first_chunk() else {
             return Err(argument("scatter", format!("rank {src} of {mesh}, the source, gave no tensor")));
         };
         let kind =
@@ -259,7 +260,14 @@ impl ShardTensor {
                 format!("the layout {layout} is partial; expected shards and replicas"),
             ));
         }
-        let device = whole.map_or(Device::Cpu, Tensor::device);
+        let device = match (on_gpu, group.gpu()) {
+            (0, _) => Device::Cpu,
+            (_, Some(gpu)) => gpu,
+            (_, None) => {
+                let reason = "the tensor is on a GPU, and the ranks have no NCCL that names theirs; move it to the CPU first";
+                return Err(argument("scatter", reason.to_owned()));
+            }
+        };
         let parts = parts_from(&layout, root, is_source)?;
         let empty;
         let input = match (is_source, whole) {

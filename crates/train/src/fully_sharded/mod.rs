@@ -19,6 +19,7 @@ use crate::bucket::create_grad;
 use crate::data_parallel::{DataParallelConfig, Overlap, broadcast, compare};
 use crate::error::{Context, Error, Result};
 use crate::fields::{MODEL_AXIS, SHARD_AXIS};
+use crate::gradients::Repeats;
 use crate::params::{ParamPlacement, Parameter, Parameters};
 
 /// Number of units kept materialised in a forward pass, including the one in use.
@@ -46,6 +47,7 @@ struct State {
     group: Option<Group>,
     prefetch: bool,
     in_backward: bool,
+    repeats: Repeats,
 }
 
 impl ShardedParameters {
@@ -183,16 +185,19 @@ impl State {
             return Err(Error::invalid(
                 gradient(),
                 "there again after its reduction has begun",
-                "to come once a pass; parts that share a parameter cannot be computed again in backward while it is \
-                 fully sharded",
+                "to come as often as in the last pass with as many recomputed parts",
             ));
         }
-        self.units[unit].members[place].arrived = true;
+        if std::mem::replace(&mut self.units[unit].members[place].arrived, true) {
+            self.repeats.repeated();
+        }
         if self.units[unit].is_complete() {
             self.whole.retain(|&other| other != unit);
             self.units[unit].drop_values()?;
         }
-        while let Some(next) = self.waiting.checked_sub(1).map(|next| &self.units[next])
+        // Those that may come again are reduced at the end of the pass.
+        while self.repeats.are_none()
+            && let Some(next) = self.waiting.checked_sub(1).map(|next| &self.units[next])
             && next.is_cut()
             && next.is_complete()
         {
@@ -439,6 +444,7 @@ impl FullySharded {
             let (name, group) = (missing.name.clone(), self.all.name().to_owned());
             return Err(Error::MissingGradient { name, rank: self.all.rank(), group });
         }
+        state.repeats.end();
         while state.waiting > 0 {
             state.reduce_next()?;
         }
@@ -477,6 +483,7 @@ impl State {
 
     fn begin(&mut self) -> Result<()> {
         self.in_backward = true;
+        self.repeats.begin();
         self.reductions.clear();
         self.waiting = self.units.len();
         for member in self.units.iter_mut().flat_map(|unit| &mut unit.members) {

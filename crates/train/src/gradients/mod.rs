@@ -3,9 +3,11 @@
 //! They depend on layouts and groups, and on no optimizer.
 
 mod checks;
+mod repeats;
 mod set;
 
 pub(crate) use self::checks::{WATCHED, check_group, classes, reduced_twice};
+pub(crate) use self::repeats::Repeats;
 pub(crate) use self::set::RankSet;
 use crate::error::{Error, Result};
 use crate::gradient::{FREE, PARTED, SUMMED, UNSUMMED};

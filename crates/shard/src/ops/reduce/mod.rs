@@ -115,7 +115,8 @@ impl ShardTensor {
     /// `statistic` over `dims` (all, where none are named), which stay with extent 1 where `keepdim`.
     ///
     /// Each rank takes it of its part; over split dims, sums and means come out as partial sums, which cost nothing until an
-    /// operator needs their values, and the others are merged from one small exchange. All ranks of the mesh call.
+    /// operator needs their values, and the others are merged from one small exchange. Those of 16 bits are added up at once, in
+    /// single precision. All ranks of the mesh call.
     ///
     /// # Errors
     ///
@@ -128,27 +129,25 @@ impl ShardTensor {
             args!("dim": dims, "keepdim": keepdim, "correction": statistic.correction()),
             || {
                 statistic.check(self.kind(), self.device())?;
-                let x = match statistic {
-                    Statistic::Prod => in_full(op, &self.resolved()?)?,
-                    _ => self.resolved()?,
-                };
+                let x =
+                    if statistic.is_in_full() { in_full(op, &self.resolved()?)? } else { self.resolved()? };
                 let over = Over::new(op, &x, dims, keepdim)?;
                 let (local, dims) = (x.local(), over.dims.as_slice());
                 match statistic {
-                    Statistic::Sum => {
-                        over.partial(named(op, &[local], local.f_sum_dim_intlist(dims, true, None))?)
-                    }
                     Statistic::Mean if over.axes.is_empty() => {
                         over.done(named(op, &[local], local.f_mean_dim(dims, true, None))?)
                     }
-                    Statistic::Mean => {
-                        // 16 bits would overflow.
-                        let half = matches!(local.kind(), Kind::Half | Kind::BFloat16);
-                        let wide = if half { Some(Kind::Float) } else { None };
-                        let sum = local.f_sum_dim_intlist(dims, true, wide);
-                        let count = over.count(&x) as f64;
-                        let mean = sum.and_then(|sum| sum.f_div_scalar(count)?.f_to_kind(local.kind()));
-                        over.partial(named(op, &[local], mean)?)
+                    Statistic::Sum | Statistic::Mean => {
+                        let over_ranks = !over.axes.is_empty();
+                        let is_narrow = matches!(local.kind(), Kind::Half | Kind::BFloat16) && over_ranks;
+                        let sum = local.f_sum_dim_intlist(dims, true, is_narrow.then_some(Kind::Float));
+                        let sum = match statistic {
+                            Statistic::Mean => sum.and_then(|sum| sum.f_div_scalar(over.count(&x) as f64)),
+                            _ => sum,
+                        };
+                        let sum = over.partial(named(op, &[local], sum)?)?;
+                        // Terms of 16 bits overflow, or lose small ones, before they are added up.
+                        if is_narrow { sum.resolved()?.to_kind(local.kind()) } else { Ok(sum) }
                     }
                     Statistic::Max | Statistic::Min => {
                         if over.count(&x) == 0 {
@@ -204,7 +203,8 @@ impl ShardTensor {
                         };
                         let found = over.merged(&x, test, |all| {
                             let best = if some { all.f_amax([0], false) } else { all.f_amin([0], false) };
-                            best?.f_to_kind(Kind::Bool)
+                            // PyTorch's dtype of it.
+                            best?.f_to_kind(if x.kind() == Kind::Uint8 { Kind::Uint8 } else { Kind::Bool })
                         })?;
                         Ok(found)
                     }
@@ -262,7 +262,7 @@ impl ShardTensor {
         const OP: &str = "cumsum";
         operator(OP, &[self], args!("dim": dim), || {
             let at = resolve(OP, dim, self.ndim())?;
-            let x = self.resolved()?.consecutive()?;
+            let x = in_full(OP, &self.resolved()?.consecutive()?)?;
             let local = torch(OP, x.local().f_cumsum(at as i64, None))?;
             if !x.layout().is_sharded(at) {
                 return Ok(Self::new(local, x.layout().clone()));

@@ -4,11 +4,11 @@ use isobar_collectives::trace::Label;
 use isobar_collectives::{copy_to_parallel_region, reduce_from_parallel_region};
 use isobar_torch::autograd::Function;
 use isobar_torch::guard::NoGrad;
-use tch::{Kind, TchError, Tensor};
+use tch::{TchError, Tensor};
 
 use super::{Over, extreme};
 use crate::error::Result;
-use crate::ops::{in_full, operator, refuse, resolve, torch};
+use crate::ops::{in_full, operator, refuse, resolve, torch, wide};
 use crate::tensor::ShardTensor;
 
 impl ShardTensor {
@@ -68,14 +68,6 @@ impl ShardTensor {
             let Some(y) = outputs.pop() else { return refuse(op, "a function lost its output") };
             Ok(Self::new(y, x.layout().clone()))
         })
-    }
-}
-
-/// In fp32 where 16 bits would overflow.
-fn wide(x: &Tensor) -> Result<Tensor, TchError> {
-    match x.kind() {
-        Kind::Half | Kind::BFloat16 => x.f_to_kind(Kind::Float),
-        _ => Ok(x.shallow_clone()),
     }
 }
 

@@ -8,7 +8,7 @@ use super::pool::result_layout;
 use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Interval};
-use crate::ops::{operator, refuse};
+use crate::ops::{operator, refuse, torch, wide};
 use crate::rules::{Call, Footprint, Side};
 use crate::tensor::ShardTensor;
 use crate::window::{Border, HaloSpec, Windows, fetch};
@@ -126,6 +126,8 @@ impl ShardTensor {
                 }
             }
             let mut y = fetch(x.local(), layout, &windows, 0.0)?;
+            let kind = y.kind();
+            y = torch(op, wide(&y))?;
             for (geometry, result) in geometries.iter().zip(&results).rev() {
                 if !layout.is_sharded(geometry.dim) {
                     continue;
@@ -142,7 +144,7 @@ impl ShardTensor {
             if geometries.iter().any(|geometry| !layout.is_sharded(geometry.dim)) {
                 y = named(op, &[&y], dense(&y, &results, layout, whole))?;
             }
-            Ok(Self::new(y, result_layout(&x, &geometries, &results)))
+            Ok(Self::new(torch(op, y.f_to_kind(kind))?, result_layout(&x, &geometries, &results)))
         })
     }
 }

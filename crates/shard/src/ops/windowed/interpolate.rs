@@ -1,7 +1,8 @@
 //! Interpolation to another extent.
 
-use isobar_array::kernel::{Grid, Rest, WindowGeometry};
+use isobar_array::kernel::{Grid, Rest, WindowGeometry, to_bytes};
 use isobar_array::{Interpolation, Resize};
+use tch::Kind;
 
 use super::part_of;
 use super::pool::result_layout;
@@ -27,6 +28,10 @@ impl ShardTensor {
         const OP: &str = "interpolate";
         let args = || resize.args(mode.name(self.ndim().saturating_sub(2)), align_corners);
         operator(OP, &[self], args, || {
+            if self.kind() == Kind::Uint8 {
+                let y = self.to_kind(Kind::Float)?.interpolate(resize, mode, align_corners)?;
+                return Ok(Self::new(named(OP, &[y.local()], to_bytes(y.local()))?, y.layout().clone()));
+            }
             let (output, scales) = resize.resolve(self.shape(), mode, align_corners)?;
             let (extents, spatial) = (&self.shape()[2..], output.len());
             if mode == Interpolation::Area {
@@ -34,7 +39,7 @@ impl ShardTensor {
             }
             let x = self.resolved()?.consecutive_along(|dim| dim > 0)?;
             let layout = x.layout();
-            let single = x.kind() != tch::Kind::Double;
+            let single = x.kind() != Kind::Double;
             let mut windows = Windows::own(layout);
             let mut geometries = Vec::with_capacity(spatial);
             let mut results: Vec<Dim> = Vec::with_capacity(spatial);
