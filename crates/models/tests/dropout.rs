@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use isobar_array::{Array, Generator, Window};
 use isobar_mesh::DeviceMesh;
-use isobar_models::{Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, Mode, Result};
+use isobar_models::{Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, Mode, Result, Vit, VitConfig};
 use isobar_shard::{
     MeshParams, Parallel, ParallelRegion, ParamStore, Params, Placement, ShardTensor,
     forbid_hidden_communication,
@@ -23,6 +23,8 @@ enum Subject {
     Afno,
     /// Its channels may be split over an axis `model`.
     DistributedAfno,
+    /// Weights of its attention are dropped.
+    Vit,
 }
 
 type Forward<A> = Box<dyn Fn(&A, Mode<'_>) -> Result<A>>;
@@ -59,6 +61,18 @@ impl Subject {
                     ..DistributedAfnoConfig::new([12, 8], 2)
                 };
                 let model = DistributedAfno::new(&config, params).unwrap();
+                Box::new(move |x, mode| model.forward(x, mode))
+            }
+            Self::Vit => {
+                let config = VitConfig {
+                    embed_dim: 8,
+                    depth: 2,
+                    num_heads: 2,
+                    attn_drop_rate: 0.3,
+                    gradient_checkpointing,
+                    ..VitConfig::new([12, 8], 2, 2)
+                };
+                let model = Vit::new(&config, params).unwrap();
                 Box::new(move |x, mode| model.forward(x, mode))
             }
         }
@@ -145,6 +159,8 @@ fn assert_close(what: &str, got: &Tensor, want: &Tensor) {
 #[case::rows(Subject::DistributedAfno, &[2], &["domain"])]
 #[case::rows_and_columns(Subject::DistributedAfno, &[2, 2], &["domain", "domain_y"])]
 #[case::samples_and_columns(Subject::DistributedAfno, &[2, 2], &["data", "domain_y"])]
+#[case::rows(Subject::Vit, &[2], &["domain"])]
+#[case::samples_and_columns(Subject::Vit, &[2, 2], &["data", "domain_y"])]
 #[case::rows_and_channels(Subject::DistributedAfno, &[2, 2], &["domain", "model"])]
 fn the_same_elements_are_dropped(
     #[case] subject: Subject,

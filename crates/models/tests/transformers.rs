@@ -508,17 +508,6 @@ fn vit_refuses(#[case] config: VitConfig, #[case] words: &str) {
     assert!(error.starts_with("vit: ") && error.contains(words), "{error}");
 }
 
-/// Dropout of attention weights belongs to the global batch.
-#[test]
-fn attention_dropout_needs_the_whole_batch() {
-    let model = Vit::new(&VitConfig { attn_drop_rate: 0.5, ..vit() }, &mut store()).unwrap();
-    let generator = Generator::new(1);
-    let x = random(1, &[2, 2, 12, 12]);
-    let _ = model.forward(&x, Mode::train_part(&generator, 0, 2)).unwrap();
-    let error = model.forward(&x, Mode::train_part(&generator, 0, 4)).unwrap_err().to_string();
-    assert!(error.contains("attn_drop_rate is above 0 on a part of the batch"), "{error}");
-}
-
 #[test]
 fn fields_are_compared_with_the_configuration() {
     let fields = FieldSpec { extents: vec![12, 12], in_channels: 2, out_channels: 1, ..FieldSpec::default() };

@@ -121,23 +121,16 @@ impl<A: Array> MultiheadAttention<A> {
             return refuse(OP, "a mask together with windows; expected one of them".to_owned());
         }
         let [q, k, v] = [self.project(query, 0)?, self.project(key, 1)?, self.project(value, 2)?];
-        let generator = match mode {
-            Mode::Train { generator, batch } if self.options.dropout > 0.0 => {
-                let own = query.extent(0)?;
-                if batch.is_some_and(|part| part.offset != 0 || part.total != own) {
-                    let reason = "dropout on a part of the batch; expected all samples of the global batch in one array: \
-                                  sharded fields, and train.accumulate=1";
-                    return refuse(OP, reason.to_owned());
-                }
-                Some(generator)
-            }
-            _ => None,
+        let (generator, batch) = match mode {
+            Mode::Train { generator, batch } if self.options.dropout > 0.0 => (Some(generator), batch),
+            _ => (None, None),
         };
         let options = AttentionOptions {
             attn_mask,
             is_causal,
             dropout_p: if generator.is_some() { self.options.dropout } else { 0.0 },
             generator,
+            batch: batch.map(|part| (part.offset, part.total)),
             strategy: self.options.strategy,
             ..AttentionOptions::default()
         };

@@ -19,7 +19,8 @@ use crate::params::{ParamPlacement, Parameters};
 pub struct DataParallelConfig {
     /// Gradients are reduced in pieces of about this many MiB.
     pub bucket_mb: f64,
-    /// Reduces buckets during backward; `auto` does so if there is more than one.
+    /// Reduces buckets during backward; `auto` does so if there is more than one. In a rollout with activation checkpointing,
+    /// gradients come once for each step, and buckets are reduced after the last.
     pub overlap: Overlap,
     /// Parameters that the loss does not use get zero gradients; otherwise they are an error.
     #[serde(skip)]

@@ -42,6 +42,9 @@ pub struct AttentionOptions<'a, M: ?Sized> {
     pub dropout_p: f64,
     /// Generator of the dropout: one draw for each call.
     pub generator: Option<&'a Generator>,
+    /// Samples of a larger batch, along the first dim: the place of the first one, and their number in the whole batch. Each sample
+    /// then gets its dropout of the whole batch.
+    pub batch: Option<(i64, i64)>,
     /// Exchange between ranks.
     pub strategy: AttentionStrategy,
     /// Deals causal queries out to the ranks so that all have as much to do; where not given, if the sequence is long and its
@@ -58,6 +61,7 @@ impl<M: ?Sized> Default for AttentionOptions<'_, M> {
             enable_gqa: false,
             dropout_p: 0.0,
             generator: None,
+            batch: None,
             strategy: AttentionStrategy::Auto,
             balance: None,
         }
@@ -80,6 +84,7 @@ impl<M: ?Sized + fmt::Debug> fmt::Debug for AttentionOptions<'_, M> {
             .field("scale", &self.scale)
             .field("enable_gqa", &self.enable_gqa)
             .field("dropout_p", &self.dropout_p)
+            .field("batch", &self.batch)
             .field("strategy", &self.strategy)
             .field("balance", &self.balance)
             .finish_non_exhaustive()
@@ -106,6 +111,7 @@ impl<'a, M: ?Sized> AttentionOptions<'a, M> {
             enable_gqa: self.enable_gqa,
             dropout_p: self.dropout_p,
             generator: self.generator,
+            batch: self.batch,
             strategy: self.strategy,
             balance: self.balance,
         }
@@ -167,11 +173,8 @@ impl Attention for Tensor {
         };
         // libtorch's own dropout would not be the same on every layout.
         let weights = named(OP, &[query, key, value], weights(query, key, options))?;
-        let mask = generator.dropout_mask(
-            &Window::whole(&weights.size()),
-            dropout_p,
-            (weights.kind(), weights.device()),
-        )?;
+        let window = Window::of_batch(&weights.size(), options.batch)?;
+        let mask = generator.dropout_mask(&window, dropout_p, (weights.kind(), weights.device()))?;
         let product =
             weights.f_mul(&mask).and_then(|kept| kept.f_matmul(&repeated(value, query, enable_gqa)?));
         named(OP, &[query, key, value], product)

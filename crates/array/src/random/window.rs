@@ -24,6 +24,27 @@ impl Window {
         Self { global: global.to_vec(), offset: vec![0; global.len()], shape: global.to_vec() }
     }
 
+    /// The tensor of this shape, whose first dim is whole or a part: the place of its first sample, and the number of samples of the
+    /// whole `batch`.
+    ///
+    /// # Errors
+    ///
+    /// The part leaves the batch.
+    ///
+    /// ```
+    /// use isobar_array::Window;
+    ///
+    /// let part = Window::of_batch(&[2, 5], Some((6, 8)))?;
+    /// assert_eq!((part.global(), part.offset()), (&[8, 5][..], &[6, 0][..]));
+    /// # Ok::<(), isobar_array::Error>(())
+    /// ```
+    pub fn of_batch(shape: &[i64], batch: Option<(i64, i64)>) -> Result<Self> {
+        let (Some((offset, total)), [samples, rest @ ..]) = (batch, shape) else {
+            return Ok(Self::whole(shape));
+        };
+        Self::whole(&[&[total], rest].concat()).narrow(0, offset, *samples)
+    }
+
     /// The part of this window that starts `offset` further along `dim` and is `extent` long.
     ///
     /// # Errors

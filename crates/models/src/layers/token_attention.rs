@@ -142,7 +142,6 @@ impl<A: Array> TokenAttention<A> {
     pub(crate) fn forward(&self, x: &A, angles: Option<&A>, mode: Mode<'_>) -> Result<A> {
         let TokenAttentionConfig { width, heads, .. } = self.config;
         let (shape, batch_dim) = (x.shape(), batch_dim(x));
-        self.check_part(shape[batch_dim], mode)?;
         let by_head = [&shape[..=batch_dim], &[heads, width / heads]].concat();
         let qkv = self.qkv.forward(x)?;
         let third = |index: i64| qkv.narrow(-1, index * width, width)?.reshape(&by_head);
@@ -194,33 +193,19 @@ impl<A: Array> TokenAttention<A> {
     }
 
     fn attend(&self, [q, k, v]: [&A; 3], is_causal: bool, mask: Option<&A>, mode: Mode<'_>) -> Result<A> {
-        let generator = match mode {
-            Mode::Train { generator, .. } if self.config.attn_drop > 0.0 => Some(generator),
-            _ => None,
+        let (generator, batch) = match mode {
+            Mode::Train { generator, batch } if self.config.attn_drop > 0.0 => (Some(generator), batch),
+            _ => (None, None),
         };
         let options = AttentionOptions {
             attn_mask: mask,
             is_causal,
             dropout_p: if generator.is_some() { self.config.attn_drop } else { 0.0 },
             generator,
+            batch: batch.map(|part| (part.offset, part.total)),
             ..AttentionOptions::default()
         };
         Ok(A::scaled_dot_product_attention(q, k, v, &options)?)
-    }
-
-    /// Rejects dropout of attention weights on a part of the global batch: its samples' part of the dropout mask
-    /// cannot be drawn alone.
-    fn check_part(&self, samples: i64, mode: Mode<'_>) -> Result<()> {
-        let partial = match mode {
-            Mode::Train { batch: Some(part), .. } => part.offset != 0 || part.total != samples,
-            _ => false,
-        };
-        let drops = self.config.attn_drop > 0.0 && matches!(self.config.reach, Reach::Global { .. });
-        Checker(self.config.model).ensure(!(drops && partial), || {
-            "attn_drop_rate is above 0 on a part of the batch; expected all samples of the global batch in one array: use sharded \
-             fields and train.accumulate=1, or attn_drop_rate = 0"
-                .to_owned()
-        })
     }
 }
 

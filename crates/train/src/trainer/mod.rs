@@ -291,6 +291,8 @@ impl<'a, T: Task> Run<'a, T> {
         let extent = Extent {
             samples: task.train_samples(),
             sharing: ranks.data.size().saturating_mul(task.sharing_ranks()),
+            data: ranks.data.size(),
+            norm: buffers.iter().map(|(name, _)| &name[..]).find(|name| name.ends_with("running_mean")),
         };
         let mut found = warnings::warnings(config, extent);
         found.extend(task.idle_ranks());

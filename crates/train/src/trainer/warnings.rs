@@ -28,19 +28,30 @@ pub(super) fn settings(config: &FitConfig) -> Value {
 }
 
 /// Sizes of a run.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Extent {
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Extent<'a> {
     /// Training samples.
     pub(super) samples: usize,
     /// Ranks that share the samples of a batch.
     pub(super) sharing: usize,
+    /// Those along the axis `data`.
+    pub(super) data: usize,
+    /// Running statistics of a batch norm of the model.
+    pub(super) norm: Option<&'a str>,
 }
 
 /// Warnings about the settings of a run, for the sizes that it has.
-pub(super) fn warnings(config: &FitConfig, extent: Extent) -> Vec<String> {
+pub(super) fn warnings(config: &FitConfig, extent: Extent<'_>) -> Vec<String> {
     let mut found = Vec::new();
     let train = &config.train;
-    let Extent { samples, sharing } = extent;
+    let Extent { samples, sharing, data, norm } = extent;
+    if let Some(norm) = norm.filter(|_| data > 1 || train.accumulate > 1) {
+        found.push(format!(
+            "batch norm ({norm}) normalises over the samples that a rank has at a time, so losses depend on the {data} ranks along the \
+             axis data and on train.accumulate; along the axis shard it takes the whole batch: --set \
+             'distributed.mesh.names=[\"shard\"]' --set train.accumulate=1"
+        ));
+    }
     let (warmup, epochs) = (config.schedule.warmup_epochs(), train.epochs);
     if epochs > 0 && warmup > epochs as f64 {
         found.push(format!(
@@ -171,11 +182,21 @@ mod tests {
     #[case::passes(config(10, 8, 8, 1.0), 2, &["train.accumulate is 8, but a rank takes 4 samples of a batch at most: 4 of its micro-batches are empty; --set train.accumulate=4"])]
     #[case::all(config(1, 300, 300, 3.0), 300, &["the warm-up of 3", "train.batch_size is 300", "a batch has 224 samples", "train.accumulate is 300"])]
     fn mistakes_get_a_line_each(#[case] config: FitConfig, #[case] sharing: usize, #[case] words: &[&str]) {
-        let found = warnings(&config, Extent { samples: 224, sharing });
+        let found = warnings(&config, Extent { samples: 224, sharing, ..Extent::default() });
         assert_eq!(found.len(), words.len(), "{found:?}");
         for (found, words) in found.iter().zip(words) {
             assert!(found.starts_with(words), "{found}");
         }
+    }
+
+    #[rstest]
+    #[case::ranks(1, 2, true)]
+    #[case::passes(2, 1, true)]
+    #[case::whole(1, 1, false)]
+    fn a_batch_norm_of_parts_is_told(#[case] accumulate: usize, #[case] data: usize, #[case] told: bool) {
+        let extent = Extent { samples: 224, sharing: data, data, norm: Some("bn.running_mean") };
+        let found = warnings(&config(10, 16, accumulate, 1.0), extent);
+        assert_eq!(found.iter().any(|found| found.starts_with("batch norm (bn.running_mean)")), told);
     }
 
     #[test]

@@ -30,8 +30,8 @@ pub(super) struct Dropout {
     pub(super) p: f64,
     /// In the state of the draw.
     pub(super) generator: Generator,
-    /// Shape of the scores of all ranks.
-    pub(super) scores: Vec<i64>,
+    /// The scores of all ranks.
+    pub(super) scores: Window,
     /// First index and extent of this rank's part of the dims before the queries.
     pub(super) lead: Vec<(i64, i64)>,
 }
@@ -290,11 +290,11 @@ impl Kernel {
     /// Returns the dropout mask of the weights.
     pub(super) fn kept(&self, tile: &Tile, weights: &Tensor) -> Result<Option<Tensor>> {
         let Some(dropout) = &self.dropout else { return Ok(None) };
-        let mut window = Window::whole(&dropout.scores);
+        let mut window = dropout.scores.clone();
         for (dim, &(start, len)) in dropout.lead.iter().enumerate() {
             window = window.narrow(dim, start, len)?;
         }
-        let dims = dropout.scores.len();
+        let dims = window.shape().len();
         let window =
             window.narrow(dims - 2, tile.query.1, tile.queries)?.narrow(dims - 1, tile.key.1, tile.keys)?;
         // A clone is in the state of the draw; drawing from it leaves that state as it is.

@@ -10,6 +10,7 @@ pub(crate) mod ring;
 mod ring_attention;
 mod tiles;
 
+use isobar_array::Window;
 use isobar_array::kernel::{lowered, lowered_kind};
 use isobar_torch::guard::is_grad_enabled;
 use tch::{Kind, TchError, Tensor};
@@ -42,6 +43,7 @@ fn args(options: &AttentionOptions<'_>) -> Attrs {
         "enable_gqa": options.enable_gqa,
         "dropout_p": options.dropout_p,
         "generator": draws.map(drawn),
+        "batch": options.batch.map(|(offset, total)| [offset, total]),
     )()
 }
 
@@ -173,10 +175,11 @@ fn attend(
         Some(generator) if options.dropout_p > 0.0 => {
             let at = generator.clone();
             generator.next_u64();
+            let scores = Window::of_batch(plan.scores.shape(), options.batch)?;
             let lead = plan.scores.intervals();
             let lead = lead[..plan.scores.ndim() - 2].iter();
             let lead = lead.map(|part| part.first().map_or((0, 0), |part| (part.start, part.len))).collect();
-            Some(Dropout { p: options.dropout_p, generator: at, scores: plan.scores.shape().to_vec(), lead })
+            Some(Dropout { p: options.dropout_p, generator: at, scores, lead })
         }
         _ => None,
     };
@@ -238,7 +241,7 @@ fn four_dims(mask: &ShardTensor, kind: Kind, plan: &Plan) -> Result<Tensor> {
 
 crate::register! {
     /// softmax(q kᵀ · scale + mask) v.
-    "scaled_dot_product_attention"(query: Floating, key: Operand, value: Operand, attn_mask; is_causal, scale, enable_gqa, dropout_p, generator) Attention:
+    "scaled_dot_product_attention"(query: Floating, key: Operand, value: Operand, attn_mask; is_causal, scale, enable_gqa, dropout_p, generator, batch) Attention:
         |call| attention(call);
 }
 
@@ -251,6 +254,7 @@ fn attention(call: &Call<'_>) -> Result<ShardTensor> {
         enable_gqa: call.or("enable_gqa", false)?,
         dropout_p: call.or("dropout_p", 0.0)?,
         generator: generator.as_ref(),
+        batch: call.optional("batch")?,
         ..AttentionOptions::default()
     };
     let (query, key, value) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2)?);
