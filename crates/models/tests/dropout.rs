@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use isobar_array::{Array, Generator, Window};
 use isobar_mesh::DeviceMesh;
-use isobar_models::{Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, Mode, Result, Vit, VitConfig};
+use isobar_models::{
+    Afno, AfnoConfig, DistributedAfno, DistributedAfnoConfig, Mode, PerDim, Result, Vit, VitConfig,
+};
 use isobar_shard::{
     MeshParams, Parallel, ParallelRegion, ParamStore, Params, Placement, ShardTensor,
     forbid_hidden_communication,
@@ -69,6 +71,7 @@ impl Subject {
                     depth: 2,
                     num_heads: 2,
                     attn_drop_rate: 0.3,
+                    patch_size: PerDim::All(2),
                     gradient_checkpointing,
                     ..VitConfig::new([12, 8], 2, 2)
                 };

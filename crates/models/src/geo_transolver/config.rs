@@ -154,7 +154,9 @@ impl GeoTransolverConfig {
         }
         let check = Checker(MODEL);
         check.ensure(self.structured_shape.is_none() && self.geometry_dim == Some(3), || {
-            "include_local_features needs a geometry_dim of 3, the coordinates of its points, and no structured_shape".into()
+            "include_local_features needs points: a geometry_dim of 3, which are their coordinates, and no structured_shape; on fields: \
+             --set model.include_local_features=false"
+                .into()
         })?;
         let radii = self.radii.as_deref().unwrap_or(&[0.05, 0.25]);
         let counts = self.neighbors_in_radius.as_deref().unwrap_or(&[8, 32]);
