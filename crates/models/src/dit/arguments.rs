@@ -54,7 +54,6 @@ pub(super) fn attention(config: &DitConfig, grid: &[i64]) -> Result<TokenAttenti
     check.probability("proj_drop_rate of block_kwargs", block.proj_drop_rate)?;
     let start = if config.dit_initialization { Start::Xavier } else { Start::Torch };
     let common = TokenAttentionConfig {
-        model: MODEL,
         width,
         heads,
         reach: Reach::Global { causal: kwargs.is_causal.unwrap_or(false) },

@@ -72,7 +72,6 @@ pub(crate) enum Reach {
 /// Configuration of [`TokenAttention`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TokenAttentionConfig {
-    pub(crate) model: &'static str,
     pub(crate) width: i64,
     pub(crate) heads: i64,
     pub(crate) reach: Reach,

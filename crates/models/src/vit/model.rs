@@ -151,7 +151,6 @@ fn attention(config: &VitConfig) -> Result<TokenAttentionConfig> {
         VitPositions::Learned | VitPositions::None => None,
     };
     Ok(TokenAttentionConfig {
-        model: MODEL,
         width,
         heads,
         reach: Reach::Global { causal: false },
