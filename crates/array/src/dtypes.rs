@@ -4,7 +4,7 @@
 use tch::{Device, Kind};
 
 use crate::error::{Result, argument};
-use crate::precision::lowered_kind;
+use crate::precision::{full_kind, lowered_kind};
 
 /// Dtypes that an operator takes as one of its tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,11 +31,11 @@ pub enum Dtype {
     NotComplex,
     /// Any but `Bool`.
     NotBool,
-    /// Any but `Bool`, if the first tensor is of `Bool`.
-    NotBoolTwice,
+    /// Any; but not `Bool` if the first tensor is of `Bool`.
+    NotBothBool,
     /// The dtype of the first tensor.
     Same,
-    /// The dtype of the first tensor, or in mixed precision one that is converted to the same.
+    /// The dtype of the first tensor; in mixed precision, any dtype that is cast to the same one.
     Operand,
     /// The dtype of the first tensor, or `Float` beside 16 bits: parameters of norms.
     Parameter,
@@ -57,20 +57,22 @@ impl Dtype {
             Self::Real => !complex && kind != Kind::Bool,
             Self::NotComplex => !complex,
             Self::NotBool => kind != Kind::Bool,
-            Self::NotBoolTwice => kind != Kind::Bool || first != Kind::Bool,
+            Self::NotBothBool => kind != Kind::Bool || first != Kind::Bool,
             Self::Same => kind == first,
             Self::Operand => lowered_kind(kind, device) == lowered_kind(first, device),
             Self::Parameter => {
-                kind == first || (kind == Kind::Float && matches!(first, Kind::Half | Kind::BFloat16))
+                let is_wider = kind == Kind::Float && matches!(first, Kind::Half | Kind::BFloat16);
+                is_wider || full_kind(kind, device) == full_kind(first, device)
             }
         }
     }
 
-    /// The dtypes in words; `None` of those that depend on the first tensor's.
+    /// Returns the dtypes in words; `None` if they depend on the first tensor.
     fn expected(self) -> Option<&'static str> {
         Some(match self {
             Self::Any => "any dtype",
-            Self::Bool | Self::Condition => "Bool",
+            Self::Bool => "Bool",
+            Self::Condition => "Bool or Uint8",
             Self::Index => "Int64 or Int",
             Self::Floating => "a floating dtype",
             Self::FloatingOrComplex => "a floating or complex dtype",
@@ -78,14 +80,14 @@ impl Dtype {
             Self::FloatingOrInt64 => "a floating dtype or Int64",
             Self::Real => "an integer or floating dtype",
             Self::NotComplex => "a dtype that is not complex",
-            Self::NotBool | Self::NotBoolTwice => "an integer, floating or complex dtype",
+            Self::NotBool | Self::NotBothBool => "an integer, floating or complex dtype",
             Self::Same | Self::Operand | Self::Parameter => return None,
         })
     }
 }
 
-/// Refuses tensors of dtypes that an operator does not take. `tensors` are the operator's, in order, each with its name and the
-/// dtypes that it may have.
+/// Refuses tensors of dtypes that an operator does not take. `tensors` are the operator's, in order, each with its name, its dtype
+/// and the accepted dtypes.
 ///
 /// # Errors
 ///

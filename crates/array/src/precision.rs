@@ -83,7 +83,7 @@ pub fn full(tensor: &Tensor) -> Result<Tensor, TchError> {
     tensor.f_to_kind(full_kind(tensor.kind(), tensor.device()))
 }
 
-/// Converts a parameter of a norm, if there is one, as [`full`].
+/// Casts an optional parameter of a norm as [`full`] does.
 ///
 /// # Errors
 ///

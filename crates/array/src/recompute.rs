@@ -136,8 +136,8 @@ thread_local! {
     static RECORDED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Returns the number of calls of [`recompute`] that backward runs again, since the calling thread began. Each gives the parameters
-/// that it captures a gradient of its own.
+/// Returns the number of [`recompute`] calls that this thread has recorded for backward. Backward accumulates a separate gradient of
+/// the captured parameters for each call.
 ///
 /// ```
 /// use isobar_array::{Elementwise, Error, recompute, recomputed_calls};

@@ -72,7 +72,7 @@ impl NumberKind {
         matches!(self, Self::I8 | Self::I16 | Self::I32).then(|| 8 * self.size() as u32)
     }
 
-    /// The nearest number of a floating dtype; other dtypes leave numbers as they are.
+    /// Rounds a number to this floating dtype; returns it unchanged for other dtypes.
     pub(crate) fn rounded(self, number: f64) -> f64 {
         match self {
             Self::F32 => f64::from(number as f32),
@@ -82,7 +82,7 @@ impl NumberKind {
         }
     }
 
-    /// NetCDF's fill value, which values have that nobody wrote; bytes have none that counts.
+    /// Returns NetCDF's default fill value, that of unwritten values; bytes have none.
     pub(crate) fn netcdf_fill(self) -> Option<f64> {
         Some(match self {
             Self::I16 => -32767.0,

@@ -228,7 +228,7 @@ fn threads(recipe: &Recipe, place: &Place) -> Option<(&'static str, String)> {
     Some((THREADS, (cores / place.local_size).max(1).to_string()))
 }
 
-/// The port of rank 0, and what holds it for rank 0 unless it was given.
+/// Returns the port of rank 0, and its reservation on this host unless the user gave the port.
 fn master_port(args: &LaunchArgs) -> Result<(u16, Option<FreePort>)> {
     if let Some(port) = args.master_port {
         return Ok((port, None));

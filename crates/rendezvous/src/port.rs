@@ -10,11 +10,10 @@ use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, bind, setsockopt, socket, sockopt::ReuseAddr,
 };
 
-/// A free port of this host, held until this is dropped: no other process gets it, unless it names the port and listens there.
-/// Rank 0 does so with the `MASTER_PORT` of its launcher.
+/// A free port of this host, reserved until dropped. Only a process that binds this port by number can use it, as rank 0 does with
+/// its launcher's `MASTER_PORT`.
 ///
-/// The port is from 15000 to 29999, below those that systems give to connections: on a host where nobody holds it, it is free
-/// almost surely.
+/// The port is from 15000 to 29999, below those that systems give to connections.
 ///
 /// ```
 /// use std::net::TcpListener;
@@ -54,8 +53,8 @@ impl FreePort {
     fn held(port: u16) -> io::Result<Self> {
         let socket = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
         bind(socket.as_raw_fd(), &SockaddrIn::from(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port)))?;
-        // Only from now on, or two processes could hold one port. A listener that sets it too, as `TcpListener` does, shares the
-        // port with a socket that does not listen.
+        // Set after `bind`, so that two processes cannot reserve one port. A listener with SO_REUSEADDR, such as `TcpListener`, may
+        // still bind it, since this socket does not listen.
         setsockopt(&socket, ReuseAddr, &true)?;
         Ok(Self { port, _socket: socket })
     }

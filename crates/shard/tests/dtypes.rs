@@ -11,7 +11,7 @@ use isobar_array::{
 };
 use isobar_collectives::threads;
 use isobar_mesh::DeviceMesh;
-use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
+use isobar_shard::{Layout, Operand, Placement, ShardTensor, Sizes};
 use isobar_torch::guard::Autocast;
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
@@ -375,6 +375,47 @@ fn errors_name_the_operator_and_the_dtypes() {
         let placements = [Placement::Shard(0)];
         let error = ShardTensor::from_local(&own, Some(mesh), &placements, &Sizes::Infer, None).unwrap_err();
         assert!(error.to_string().starts_with("from_local: rank 1 of the mesh holds [2, 4]"), "{error}");
+    });
+}
+
+/// Parts of a sum or mean may be beyond the range of 16 bits where the result is not.
+#[test]
+fn sums_of_parts_do_not_overflow() {
+    const VALUES: [f64; 4] = [60000.0, 60000.0, -60000.0, -59968.0];
+    let cases = cases! {
+        "sum" [&[4]], |x| x[0].reduce(Statistic::Sum, &[0], false);
+        "mean" [&[4]], |x| x[0].unary(Unary::Abs)?.mean();
+        "adaptive_avg_pool" [&[4]], |x| x[0].unary(Unary::Abs)?.reshape(&[1, 1, 4])?.adaptive_avg_pool(&[1]);
+    };
+    fn half() -> Tensor {
+        Tensor::from_slice(&VALUES).to_kind(Kind::Half)
+    }
+    for (case, about) in cases.into_iter().zip([32.0, 60000.0, 60000.0]) {
+        let want = (case.dense)(&[half()]).unwrap().double_value(&[]);
+        assert!((want - about).abs() <= 40.0, "{}: {want}", case.name);
+        on_mesh(&[2], move |mesh| {
+            let x = ShardTensor::distribute(&half(), mesh, &[Placement::Shard(0)]).unwrap();
+            let y = (case.sharded)(&[x]).unwrap().full_tensor(None).unwrap();
+            assert_eq!((y.kind(), y.double_value(&[])), (Kind::Half, want), "{}", case.name);
+        });
+    }
+}
+
+#[test]
+fn norms_refuse_one_weight_for_several_channels() {
+    on_mesh(&[2], |mesh| {
+        let place = |shape: &[i64]| {
+            ShardTensor::distribute(&values(shape, 1, Kind::Double), mesh, &[Placement::Replicate]).unwrap()
+        };
+        let (x, weight) = (place(&[2, 4, 3]), place(&[1]));
+        let one = Some(&weight as &dyn Operand);
+        for error in [
+            x.group_norm(2, one, None, 1e-5).unwrap_err(),
+            x.instance_norm(one, None, 1e-5).unwrap_err(),
+            x.batch_norm(one, None, None, true, 1e-5).unwrap_err(),
+        ] {
+            assert!(error.to_string().contains("[1] is not one number for each of 4 channels"), "{error}");
+        }
     });
 }
 

@@ -167,6 +167,11 @@ impl Reducer {
         lock(&self.shared).seen.contains(&true)
     }
 
+    /// Says that a backward pass is over, reduced or not.
+    pub(crate) fn passed(&self) {
+        lock(&self.shared).repeats.forget();
+    }
+
     /// Gives up a pass that failed.
     pub(crate) fn abandon(&self) {
         lock(&self.shared).pass = None;
@@ -238,9 +243,9 @@ impl Shared {
         if pass.works.len() > bucket {
             return Err(Error::invalid(
                 format!("a gradient of parameter {:?}", self.params[param].name),
-                "there again after its reduction has begun",
-                "to come as often as in the last pass with as many recomputed parts; --set data_parallel.overlap=off takes \
-                 any number",
+                "there after its reduction has begun",
+                "one for each parameter, as in the last pass with as many recomputed parts; --set data_parallel.overlap=off \
+                 takes several",
             ));
         }
         if self.overlap && self.repeats.are_none() {

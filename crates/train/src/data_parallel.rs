@@ -19,8 +19,8 @@ use crate::params::{ParamPlacement, Parameters};
 pub struct DataParallelConfig {
     /// Gradients are reduced in pieces of about this many MiB.
     pub bucket_mb: f64,
-    /// Reduces buckets during backward; `auto` does so if there is more than one. In a rollout with activation checkpointing,
-    /// gradients come once for each step, and buckets are reduced after the last.
+    /// Reduces buckets during backward; `auto` does so if there is more than one. With activation checkpointing,
+    /// the first backward pass, and every pass of a rollout, reduces its buckets at the end.
     pub overlap: Overlap,
     /// Parameters that the loss does not use get zero gradients; otherwise they are an error.
     #[serde(skip)]
@@ -247,7 +247,9 @@ impl DataParallel {
         };
         let share = local as f64 / global as f64;
         *lock(&self.share) += share;
-        backward_of(loss, share)
+        let done = backward_of(loss, share);
+        self.reducer.passed();
+        done
     }
 
     /// All ranks call, having seen the same flag.

@@ -262,7 +262,7 @@ fn losses_are_those_of_data_parallelism(
     });
 }
 
-/// Steps that are computed again give parameters a gradient each.
+/// Each recomputed step of a rollout adds a gradient to every parameter.
 #[rstest]
 #[case::shard(&[2], &["shard"])]
 #[case::domain(&[2, 2], &["shard", "domain"])]

@@ -42,8 +42,8 @@ pub struct AttentionOptions<'a, M: ?Sized> {
     pub dropout_p: f64,
     /// Generator of the dropout: one draw for each call.
     pub generator: Option<&'a Generator>,
-    /// Samples of a larger batch, along the first dim: the place of the first one, and their number in the whole batch. Each sample
-    /// then gets its dropout of the whole batch.
+    /// Offset of the first sample in the global batch, and the size of that batch, if dim 0 is a part of it. Dropout is then that of
+    /// the global batch.
     pub batch: Option<(i64, i64)>,
     /// Exchange between ranks.
     pub strategy: AttentionStrategy,
@@ -158,6 +158,12 @@ impl Attention for Tensor {
         let tensors =
             [("query", query.kind(), Dtype::Floating), operand("key", key), operand("value", value)];
         check_dtypes(OP, tensors, Tensor::device(query))?;
+        if options.batch.is_some() && query.dim() < 3 {
+            let shape = query.size();
+            let reason =
+                format!("query {shape:?}: a part of a batch needs a dim of samples before the queries");
+            return Err(argument(OP, reason));
+        }
         if is_causal && attn_mask.is_some() {
             return Err(argument(OP, "a mask and is_causal: give one of them"));
         }

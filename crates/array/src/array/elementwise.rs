@@ -165,7 +165,7 @@ impl Unary {
         }
     }
 
-    /// Returns whether it computes in single precision where mixed precision is on, as libtorch's autocast does on CUDA.
+    /// Returns true if mixed precision computes it in single precision, as libtorch's autocast does on CUDA.
     const fn is_in_full(self) -> bool {
         matches!(
             self,

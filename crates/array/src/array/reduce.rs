@@ -59,7 +59,7 @@ impl Statistic {
         }
     }
 
-    /// Refuses dtypes without the statistic.
+    /// Rejects dtypes for which the statistic is undefined.
     ///
     /// # Errors
     ///
@@ -73,9 +73,9 @@ impl Statistic {
         check_dtypes(self.name(), [("input", kind, dtype)], device)
     }
 
-    /// Returns whether it is taken in single precision where mixed precision is on, as libtorch's autocast does on CUDA.
+    /// Returns true if mixed precision computes it in single precision, as libtorch's autocast does on CUDA.
     pub const fn is_in_full(self) -> bool {
-        matches!(self, Self::Sum | Self::Prod | Self::Norm)
+        matches!(self, Self::Sum | Self::Prod | Self::Norm | Self::LogSumExp)
     }
 
     /// Returns the correction of a variance or standard deviation.

@@ -24,8 +24,8 @@ impl Window {
         Self { global: global.to_vec(), offset: vec![0; global.len()], shape: global.to_vec() }
     }
 
-    /// The tensor of this shape, whose first dim is whole or a part: the place of its first sample, and the number of samples of the
-    /// whole `batch`.
+    /// Returns the window of a tensor of this shape. `batch` gives the offset of its first sample and the size of the global batch;
+    /// `None` if dim 0 is the global batch.
     ///
     /// # Errors
     ///

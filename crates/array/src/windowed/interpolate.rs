@@ -7,6 +7,7 @@ use tch::{Kind, TchError, Tensor};
 use super::adaptive::means;
 use super::{along, check_dims, spatial_name};
 use crate::error::{Result, named, refuse};
+use crate::precision::full;
 use crate::registry::Attrs;
 
 /// Interpolation between elements.
@@ -273,10 +274,11 @@ pub fn interpolated(x: &Tensor, resize: &Resize, mode: Interpolation, align_corn
         return named("interpolate", &[x], means(x, &output));
     }
     let done = vec![false; output.len()];
-    Rest { output: &output, scales: &scales, done: &done, mode, align_corners }.apply(x)
+    let x = named("interpolate", &[x], full(x))?;
+    Rest { output: &output, scales: &scales, done: &done, mode, align_corners }.apply(&x)
 }
 
-/// Rounds numbers to `Uint8`. libtorch's own interpolation of bytes rounds otherwise on some processors.
+/// Rounds numbers to `Uint8`. libtorch's interpolation of `Uint8` rounds differently on some CPUs, so it is not used.
 ///
 /// # Errors
 ///

@@ -115,8 +115,8 @@ impl ArrayInfo {
     }
 
     /// Applies the attributes of CF and NetCDF to an array of this dtype: `missing` are fill values and what `missing_value`
-    /// lists, `valid_range` has two numbers, and `is_unsigned` says that integers with a sign stand for ones without. The
-    /// attributes may have another dtype than the array; they are compared in the array's.
+    /// lists, `valid_range` has two numbers, and `is_unsigned` marks signed integers that store unsigned ones. Attributes are
+    /// rounded to the array's dtype before comparison.
     pub(crate) fn with_cf(
         self,
         kind: Option<NumberKind>,
@@ -141,7 +141,9 @@ impl ArrayInfo {
                 Some((least.map_or(f64::NEG_INFINITY, plain), greatest.map_or(f64::INFINITY, plain)))
             }
         };
-        let missing = missing.into_iter().filter(|value| !value.is_nan()).map(plain).collect();
+        // A number beyond the dtype stands for no value of it.
+        let kept = |value: &f64| !value.is_nan() && (value.is_infinite() || plain(*value).is_finite());
+        let missing = missing.into_iter().filter(kept).map(plain).collect();
         Self { missing, valid, wrap, ..self }
     }
 }

@@ -154,7 +154,7 @@ impl GeoTransolverConfig {
         }
         let check = Checker(MODEL);
         check.ensure(self.structured_shape.is_none() && self.geometry_dim == Some(3), || {
-            "include_local_features needs points: a geometry_dim of 3, which are their coordinates, and no structured_shape; on fields: \
+            "include_local_features needs points with 3 coordinates (geometry_dim = 3) and no structured_shape; for fields, \
              --set model.include_local_features=false"
                 .into()
         })?;

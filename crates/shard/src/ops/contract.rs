@@ -24,7 +24,7 @@ pub(crate) struct Factor<'a> {
 
 /// The product of factors by their labels: dims of one label are walked together, and summed over where the result has it
 /// not. Labels stay split as the largest factor that has them is; a sum over a split label gives a partial result, which
-/// costs nothing. `f` computes it of local tensors, which `precision` converts.
+/// costs nothing. `precision` casts the local tensors, and `f` multiplies them.
 pub(crate) fn contract(
     op: &'static str,
     factors: &[Factor<'_>],
@@ -298,8 +298,13 @@ impl ShardTensor {
     /// An equation that does not fit the tensors; different meshes; the errors of the exchange.
     pub fn einsum(equation: &str, tensors: &[&Self]) -> Result<Self> {
         operator("einsum", tensors, args!("equation": equation), || {
-            let dtype = |index| if index == 0 { Dtype::NotBool } else { Dtype::Operand };
-            let typed = tensors.iter().enumerate().map(|(at, x)| ("an operand", x.kind(), dtype(at)));
+            let names: Vec<String> = (0..tensors.len()).map(|at| format!("operand {at}")).collect();
+            let dtype = |at| if at == 0 { Dtype::NotBool } else { Dtype::Operand };
+            let typed = tensors
+                .iter()
+                .zip(&names)
+                .enumerate()
+                .map(|(at, (x, name))| (&name[..], x.kind(), dtype(at)));
             kernel::check_dtypes("einsum", typed, tensors.first().map_or(Device::Cpu, |x| x.device()))?;
             let wrong = |why: &str| refuse("einsum", format!("\"{equation}\": {why}"));
             let plain: String = equation.chars().filter(|c| !c.is_whitespace()).collect();

@@ -283,7 +283,7 @@ crate::register! {
     "div"(input, other;; other) SmallerOperands:
         |call| binary(call, Binary::Div, || Ok(Unary::MulScalar(1.0 / call.number("other")?)));
     /// aᵇ; b is a tensor, or the number `exponent`.
-    "pow"(input, exponent: NotBoolTwice;; exponent) SmallerOperands:
+    "pow"(input, exponent: NotBothBool;; exponent) SmallerOperands:
         |call| binary(call, Binary::Pow, || Ok(Unary::PowScalar(call.number("exponent")?)));
     /// The greater of two numbers.
     "maximum"(input: NotComplex, other: NotComplex) SmallerOperands: |call| call.tensor(0)?.binary(Binary::Maximum, call.tensor(1)?);

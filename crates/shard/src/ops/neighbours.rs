@@ -209,7 +209,7 @@ fn check_radius(radius: f64) -> Result<()> {
     }
 }
 
-/// In mixed precision too, points keep the dtype that they have.
+/// Returns points in their own dtype, in mixed precision too.
 fn as_given(x: &Tensor) -> Result<Tensor, TchError> {
     Ok(x.shallow_clone())
 }

@@ -172,9 +172,8 @@ pub fn operators() -> Vec<&'static Operator> {
 }
 
 /// Registers operators of sharded tensors. An entry has a doc comment that says what the operator computes, its name, and in
-/// parentheses the names of its tensors (none: any number), each with the [`Dtype`](crate::rules::Dtype) that it may have unless
-/// it may have any, after a semicolon those of its arguments, and after a second one those
-/// of arguments that only calls by name have. Then follow its [`Traffic`](crate::rules::Traffic), with a function in parentheses if
+/// parentheses the names of its tensors (none: any number), each with its [`Dtype`](crate::rules::Dtype) after a colon
+/// (default: any). After a semicolon follow the names of its arguments, and after a second one those that only calls by name have. Then follow its [`Traffic`](crate::rules::Traffic), with a function in parentheses if
 /// the class needs one, and its rule: a function of a [`Call`](crate::rules::Call) that returns one tensor, two, or a `Vec` of
 /// them. A rule is called on all ranks of the mesh, and must decide from layouts only.
 ///

@@ -260,11 +260,12 @@ impl ShardTensor {
                 format!("the layout {layout} is partial; expected shards and replicas"),
             ));
         }
-        let device = match (on_gpu, group.gpu()) {
-            (0, _) => Device::Cpu,
-            (_, Some(gpu)) => gpu,
-            (_, None) => {
-                let reason = "the tensor is on a GPU, and the ranks have no NCCL that names theirs; move it to the CPU first";
+        let device = match (on_gpu, group.gpu(), whole.filter(|_| is_source)) {
+            (0, ..) => Device::Cpu,
+            (_, Some(gpu), None) => gpu,
+            (_, gpu, Some(whole)) if gpu.is_some() || group.size() == 1 => whole.device(),
+            _ => {
+                let reason = "the tensor is on a GPU, but the group does not use NCCL; move the tensor to the CPU first";
                 return Err(argument("scatter", reason.to_owned()));
             }
         };

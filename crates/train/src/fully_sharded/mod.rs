@@ -5,7 +5,7 @@
 mod check;
 mod unit;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use isobar_collectives::{Group, ReduceOp, Work, start};
@@ -19,7 +19,6 @@ use crate::bucket::create_grad;
 use crate::data_parallel::{DataParallelConfig, Overlap, broadcast, compare};
 use crate::error::{Context, Error, Result};
 use crate::fields::{MODEL_AXIS, SHARD_AXIS};
-use crate::gradients::Repeats;
 use crate::params::{ParamPlacement, Parameter, Parameters};
 
 /// Number of units kept materialised in a forward pass, including the one in use.
@@ -47,7 +46,8 @@ struct State {
     group: Option<Group>,
     prefetch: bool,
     in_backward: bool,
-    repeats: Repeats,
+    /// Units of which a gradient has arrived after their reduction began: recomputed parts give their parameters a gradient each.
+    again: BTreeSet<usize>,
 }
 
 impl ShardedParameters {
@@ -182,22 +182,14 @@ impl State {
             return Err(Error::invalid(gradient(), "there", expected));
         }
         if unit >= self.waiting {
-            return Err(Error::invalid(
-                gradient(),
-                "there again after its reduction has begun",
-                "to come as often as in the last pass with as many recomputed parts",
-            ));
+            self.again.insert(unit);
         }
-        if std::mem::replace(&mut self.units[unit].members[place].arrived, true) {
-            self.repeats.repeated();
-        }
-        if self.units[unit].is_complete() {
+        let member = &mut self.units[unit].members[place];
+        (member.arrived, member.used_up) = (true, true);
+        if self.units[unit].drop_used_up()? {
             self.whole.retain(|&other| other != unit);
-            self.units[unit].drop_values()?;
         }
-        // Those that may come again are reduced at the end of the pass.
-        while self.repeats.are_none()
-            && let Some(next) = self.waiting.checked_sub(1).map(|next| &self.units[next])
+        while let Some(next) = self.waiting.checked_sub(1).map(|next| &self.units[next])
             && next.is_cut()
             && next.is_complete()
         {
@@ -212,10 +204,15 @@ impl State {
 
     /// Begins the next reduction.
     fn reduce_next(&mut self) -> Result<()> {
-        let Some(group) = &self.group else { return Ok(()) };
         self.waiting -= 1;
-        let work = self.units[self.waiting].reduce(group)?;
-        self.reductions.push((self.waiting, work));
+        self.reduce(self.waiting)
+    }
+
+    /// Begins a reduction of the gradients that have arrived since the last one.
+    fn reduce(&mut self, unit: usize) -> Result<()> {
+        let Some(group) = &self.group else { return Ok(()) };
+        let work = self.units[unit].reduce(group)?;
+        self.reductions.push((unit, work));
         Ok(())
     }
 }
@@ -224,7 +221,7 @@ impl State {
 /// arXiv:1910.02054; PyTorch's `fully_shard`), for models over `ShardTensor`s.
 ///
 /// Units of parameters are gathered before operators use them, in forward and again in backward, the next one while this one is used,
-/// and dropped after it. When all gradients of a unit have come, they are summed over all axes of the mesh but `model`, along which a
+/// and dropped after it. When all gradients of a unit have come (again at the end of the pass, if recomputed parts have added more), they are summed over all axes of the mesh but `model`, along which a
 /// model may be split besides ([`MeshParams::along`](isobar_shard::MeshParams::along)), each rank receiving those of its parts.
 /// Parameters are cut along the dim that gives the most equal parts, uneven and empty ones included; scalars stay replicated. The
 /// optimizer, clipping and checkpoints take [`parameters`](Self::parameters): the parts.
@@ -444,9 +441,11 @@ impl FullySharded {
             let (name, group) = (missing.name.clone(), self.all.name().to_owned());
             return Err(Error::MissingGradient { name, rank: self.all.rank(), group });
         }
-        state.repeats.end();
         while state.waiting > 0 {
             state.reduce_next()?;
+        }
+        while let Some(unit) = state.again.pop_last() {
+            state.reduce(unit)?;
         }
         state.drop_all()?;
         let mut sums = Vec::with_capacity(state.units.len());
@@ -483,11 +482,11 @@ impl State {
 
     fn begin(&mut self) -> Result<()> {
         self.in_backward = true;
-        self.repeats.begin();
         self.reductions.clear();
+        self.again.clear();
         self.waiting = self.units.len();
         for member in self.units.iter_mut().flat_map(|unit| &mut unit.members) {
-            member.arrived = false;
+            (member.arrived, member.used_up) = (false, false);
             // Clears the remains of a failed pass.
             autograd::clear_grad(&member.whole)?;
         }
@@ -511,7 +510,7 @@ fn members(params: &Parameters, group: &Group) -> Result<Vec<Member>> {
         };
         let part = part().context(|| format!("cutting parameter {:?}", param.name))?;
         let whole = param.tensor.shallow_clone();
-        Ok(Member { name: param.name.clone(), index, whole, part, cut, arrived: false })
+        Ok(Member { name: param.name.clone(), index, whole, part, cut, arrived: false, used_up: false })
     };
     params.iter().enumerate().map(member).collect()
 }

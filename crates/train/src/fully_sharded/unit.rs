@@ -21,6 +21,8 @@ pub(super) struct Member {
     pub(super) cut: Option<Cut>,
     /// True once backward has computed its gradient.
     pub(super) arrived: bool,
+    /// True if a gradient has arrived since the values of its unit were last dropped.
+    pub(super) used_up: bool,
 }
 
 impl Member {
@@ -109,6 +111,16 @@ impl Unit {
     /// Returns whether backward has computed all gradients.
     pub(super) fn is_complete(&self) -> bool {
         self.members.iter().all(|member| member.arrived)
+    }
+
+    /// Drops the values if backward has used all parameters since they came. Parts that are recomputed bring them again.
+    pub(super) fn drop_used_up(&mut self) -> Result<bool> {
+        let is_used_up = self.members.iter().all(|member| member.used_up);
+        if is_used_up {
+            self.members.iter_mut().for_each(|member| member.used_up = false);
+            self.drop_values()?;
+        }
+        Ok(is_used_up)
     }
 
     /// Begins to bring the values.

@@ -1,46 +1,87 @@
 //! Gradients that come several times in one backward pass.
 
+use std::collections::BTreeSet;
+
 use isobar_array::recomputed_calls;
 
-/// Finds out whether a parameter's gradient is complete when it comes.
+/// Tracks whether parameters get several gradients in one backward pass.
 ///
-/// It is, except with activation checkpointing: each part that is computed again gives its parameters a gradient of its own, so that
-/// those of a rollout get one for each step. A pass tells for later ones with as many recomputed parts. Ranks find the same.
+/// With activation checkpointing they may: each recomputed part gives its parameters a gradient, so a rollout gives one per step. A
+/// pass without repeats lets later passes with the same number of recomputed parts overlap their reductions.
 #[derive(Debug, Default)]
 pub(crate) struct Repeats {
-    /// Calls of `recompute` up to this pass.
+    /// Calls of `recompute` up to the end of the last pass.
     recorded: u64,
-    /// Those that this pass runs again.
+    /// Recomputed parts of this pass.
     parts: u64,
-    /// Parts of passes in which each gradient came once.
-    once: Option<u64>,
-    /// True if a gradient has come twice in this pass.
+    /// Numbers of recomputed parts of the passes without repeats.
+    once: BTreeSet<u64>,
     repeated: bool,
 }
 
 impl Repeats {
     /// Begins a pass.
     pub(crate) fn begin(&mut self) {
-        let recorded = recomputed_calls();
-        self.parts = recorded.saturating_sub(self.recorded);
-        self.recorded = recorded;
+        self.parts = recomputed_calls().saturating_sub(self.recorded);
         self.repeated = false;
     }
 
-    /// Tells that a gradient came twice.
+    /// Records a second gradient of a parameter.
     pub(crate) fn repeated(&mut self) {
         self.repeated = true;
     }
 
-    /// Returns whether gradients are known to come once in this pass.
+    /// Returns whether each parameter is known to get one gradient in this pass.
     pub(crate) fn are_none(&self) -> bool {
-        self.parts == 0 || self.once == Some(self.parts)
+        self.parts == 0 || self.once.contains(&self.parts)
     }
 
     /// Ends a pass.
     pub(crate) fn end(&mut self) {
-        if self.parts > 0 && !self.repeated {
-            self.once = Some(self.parts);
+        if self.repeated {
+            self.once.remove(&self.parts);
+        } else {
+            self.once.insert(self.parts);
         }
+    }
+
+    /// Forgets the recomputed parts so far: their backward pass is over, with those that they recorded themselves.
+    pub(crate) fn forget(&mut self) {
+        self.recorded = recomputed_calls();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use isobar_array::{Elementwise, Error, recompute};
+    use tch::Tensor;
+
+    use super::*;
+
+    #[test]
+    fn passes_without_repeats_tell_for_those_with_as_many_parts() -> Result<(), Error> {
+        let x = Tensor::from_slice(&[2.0]).set_requires_grad(true);
+        let mut repeats = Repeats::default();
+        let mut pass = |parts: usize, repeated: bool| -> Result<bool, Error> {
+            for _ in 0..parts {
+                let _ = recompute(&[&x], None, (), |inputs, _| inputs[0].mul(&inputs[0]))?;
+            }
+            repeats.begin();
+            let are_none = repeats.are_none();
+            if repeated {
+                repeats.repeated();
+            }
+            repeats.end();
+            repeats.forget();
+            Ok(are_none)
+        };
+        let calls =
+            [(0, false), (2, false), (2, false), (4, true), (4, true), (2, false), (2, true), (2, false)];
+        let found = calls
+            .into_iter()
+            .map(|(parts, repeated)| pass(parts, repeated))
+            .collect::<Result<Vec<_>, _>>()?;
+        assert_eq!(found, [true, false, true, false, false, true, true, false]);
+        Ok(())
     }
 }

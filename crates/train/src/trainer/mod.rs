@@ -222,6 +222,8 @@ struct Run<'a, T> {
     state: RunState,
     /// The step of the last checkpoint.
     saved: Option<u64>,
+    /// Step of the last validation.
+    validated_at: Option<u64>,
     /// True if a checkpoint that is due waits for the end of the epoch.
     due: bool,
     summary: Summary,
@@ -370,6 +372,7 @@ impl<'a, T: Task> Run<'a, T> {
                 seconds: 0.0,
             },
             saved: resume_at,
+            validated_at: None,
             due: false,
             task,
             params,
@@ -411,9 +414,10 @@ impl<'a, T: Task> Run<'a, T> {
             self.epoch()?;
         }
         if self.summary.stopped.is_none() {
-            // Steps since the last validation are validated, too.
-            if self.summary.validation_error.is_none() || self.state.validation_error.is_none() {
-                self.state.validation_error = self.validated()?.cost(self.best, self.task);
+            // The last steps may not have been validated yet.
+            if self.validated_at != Some(self.state.step) {
+                let validation = self.validated()?;
+                self.improves(&validation);
             }
             if self.saved != Some(self.state.step) {
                 self.save(false)?;
@@ -461,25 +465,31 @@ impl<'a, T: Task> Run<'a, T> {
         let loss = self.state.loss_sum / self.state.loss_samples as f64;
         let last = epoch + 1 == self.config.train.epochs;
         let validation = if self.validates(epoch) { self.validated()? } else { Validation::default() };
-        let error = validation.cost(self.best, self.task);
-        self.state.validation_error = error;
+        let better = self.improves(&validation);
         self.state.epoch += 1;
         self.state.batch = 0;
         self.state.loss_sum = 0.0;
         self.state.loss_samples = 0;
         self.report(epoch, loss, &validation)?;
         self.flush()?;
-        let better =
-            error.is_some_and(|error| error.is_finite() && self.state.best.is_none_or(|best| error < best));
-        if better {
-            self.state.best = error;
-        }
         let CheckpointConfig { every_epochs: every, keep_best, .. } = self.config.checkpoint;
         let due = self.due || (every > 0 && self.state.epoch.is_multiple_of(every));
         if due || last || (better && keep_best > 0) {
             self.save(false)?;
         }
         Ok(())
+    }
+
+    /// Keeps the error of a validation; returns whether it is the lowest so far.
+    fn improves(&mut self, validation: &Validation) -> bool {
+        let error = validation.cost(self.best, self.task);
+        self.state.validation_error = error;
+        let best = self.state.best;
+        let better = error.is_some_and(|error| error.is_finite() && best.is_none_or(|best| error < best));
+        if better {
+            self.state.best = error;
+        }
+        better
     }
 
     /// Returns whether validation follows an epoch.

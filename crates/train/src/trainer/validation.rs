@@ -94,6 +94,7 @@ impl<T: Task> Run<'_, T> {
                 tracing::warn!("{warning}");
             }
         }
+        self.validated_at = Some(self.state.step);
         self.summary.validation_error = validation.error();
         self.summary.variable_errors = validation.errors.clone().unwrap_or_default();
         self.summary.rollout_error = validation.rollout.clone();

@@ -34,9 +34,9 @@ pub(super) struct Extent<'a> {
     pub(super) samples: usize,
     /// Ranks that share the samples of a batch.
     pub(super) sharing: usize,
-    /// Those along the axis `data`.
+    /// Number of ranks along the axis `data`.
     pub(super) data: usize,
-    /// Running statistics of a batch norm of the model.
+    /// Name of a batch norm's running mean, if the model has one.
     pub(super) norm: Option<&'a str>,
 }
 
@@ -45,11 +45,17 @@ pub(super) fn warnings(config: &FitConfig, extent: Extent<'_>) -> Vec<String> {
     let mut found = Vec::new();
     let train = &config.train;
     let Extent { samples, sharing, data, norm } = extent;
-    if let Some(norm) = norm.filter(|_| data > 1 || train.accumulate > 1) {
+    if let Some(norm) = norm.filter(|_| data > 1) {
         found.push(format!(
-            "batch norm ({norm}) normalises over the samples that a rank has at a time, so losses depend on the {data} ranks along the \
-             axis data and on train.accumulate; along the axis shard it takes the whole batch: --set \
-             'distributed.mesh.names=[\"shard\"]' --set train.accumulate=1"
+            "batch norm ({norm}) uses the statistics of each rank's samples, so the loss depends on the size of the axis data \
+             ({data}); on a mesh with the axis shard in its place, it uses those of the batch (distributed.mesh.names)"
+        ));
+    }
+    if let Some(norm) = norm.filter(|_| train.accumulate > 1) {
+        found.push(format!(
+            "batch norm ({norm}) uses the statistics of each micro-batch, so the loss depends on train.accumulate ({}); for \
+             those of the batch: --set train.accumulate=1",
+            train.accumulate
         ));
     }
     let (warmup, epochs) = (config.schedule.warmup_epochs(), train.epochs);

@@ -130,9 +130,11 @@ fn validate(
         let grouped = if options.enable_gqa { ", heads of queries a multiple" } else { "" };
         return refuse(NAME, format!("{}: expected equal batch, heads, keys, features{grouped}", shapes()));
     }
-    let kinds = [query, key, value].map(|x| lowered_kind(x.kind(), x.device()));
-    if kinds[1] != kinds[0] || kinds[2] != kinds[0] || !is_float(kinds[0]) {
-        return refuse(NAME, format!("the dtypes are {kinds:?}, expected one floating dtype"));
+    if options.batch.is_some() && n < 3 {
+        return refuse(
+            NAME,
+            format!("{}: a part of a batch needs a dim of samples before the queries", shapes()),
+        );
     }
     if let Some(mask) = mask {
         if options.is_causal {
@@ -144,11 +146,10 @@ fn validate(
             let mask = mask.shape();
             return refuse(NAME, format!("the mask {mask:?} does not broadcast to the scores {scores:?}"));
         }
-        if mask.kind() != Kind::Bool && mask.kind() != kinds[0] && mask.kind() != Kind::Float {
-            return refuse(
-                NAME,
-                format!("a mask of dtype {:?}, expected Bool or {:?}", mask.kind(), kinds[0]),
-            );
+        let lowered = |x: &ShardTensor| lowered_kind(x.kind(), x.device());
+        if !matches!(mask.kind(), Kind::Bool | Kind::Float) && lowered(mask) != lowered(query) {
+            let (kind, expected) = (mask.kind(), query.kind());
+            return refuse(NAME, format!("a mask of dtype {kind:?}, expected Bool or {expected:?}"));
         }
     }
     let p = options.dropout_p;
@@ -156,10 +157,6 @@ fn validate(
         return refuse(NAME, format!("dropout of {p}: expected [0, 1), and a generator to draw from"));
     }
     Ok(())
-}
-
-fn is_float(kind: Kind) -> bool {
-    matches!(kind, Kind::Double | Kind::Float | Kind::Half | Kind::BFloat16)
 }
 
 fn attend(

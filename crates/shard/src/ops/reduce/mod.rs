@@ -115,8 +115,8 @@ impl ShardTensor {
     /// `statistic` over `dims` (all, where none are named), which stay with extent 1 where `keepdim`.
     ///
     /// Each rank takes it of its part; over split dims, sums and means come out as partial sums, which cost nothing until an
-    /// operator needs their values, and the others are merged from one small exchange. Those of 16 bits are added up at once, in
-    /// single precision. All ranks of the mesh call.
+    /// operator needs their values, and the others are merged from one small exchange. Partial sums and means of 16 bits are
+    /// reduced immediately, in single precision. All ranks of the mesh call.
     ///
     /// # Errors
     ///
@@ -146,7 +146,7 @@ impl ShardTensor {
                             _ => sum,
                         };
                         let sum = over.partial(named(op, &[local], sum)?)?;
-                        // Terms of 16 bits overflow, or lose small ones, before they are added up.
+                        // Partial sums in 16 bits could overflow or lose small terms.
                         if is_narrow { sum.resolved()?.to_kind(local.kind()) } else { Ok(sum) }
                     }
                     Statistic::Max | Statistic::Min => {

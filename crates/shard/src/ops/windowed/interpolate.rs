@@ -9,7 +9,7 @@ use super::pool::result_layout;
 use crate::dense::named;
 use crate::error::Result;
 use crate::layout::Dim;
-use crate::ops::operator;
+use crate::ops::{in_full, operator};
 use crate::rules::{Call, Footprint, Side};
 use crate::tensor::ShardTensor;
 use crate::window::{Border, HaloSpec, Windows, fetch};
@@ -37,7 +37,7 @@ impl ShardTensor {
             if mode == Interpolation::Area {
                 return self.adaptive_avg_pool(&output);
             }
-            let x = self.resolved()?.consecutive_along(|dim| dim > 0)?;
+            let x = in_full(OP, &self.resolved()?.consecutive_along(|dim| dim > 0)?)?;
             let layout = x.layout();
             let single = x.kind() != Kind::Double;
             let mut windows = Windows::own(layout);
