@@ -72,7 +72,8 @@ impl Config {
             ));
         }
         self.data.check()?;
-        self.train.weights.check_steps(self.data.train_steps.most())?;
+        let steps = &self.data.train_steps;
+        self.train.weights.check_steps(steps.least(), steps.most())?;
         self.check_task()
     }
 

@@ -7,8 +7,7 @@ use crate::grid::Dim;
 /// Returns the dim of latitudes, if there is one, and the weight of each of its points, 1 on average: the difference of the sines
 /// of the latitudes that bound its cell, which is its area. Bounds are half-way between points, and at most at the poles.
 ///
-/// A dim is one of latitudes by its unit or name: see [`Dim::is_latitude`]. Points 0, 1, 2, … without a unit are numbers of rows, as data
-/// without coordinates have them.
+/// A dim is one of latitudes by its unit or name: see [`Dim::is_latitude`].
 ///
 /// ```
 /// use isobar_data::{Dim, area_weights};
@@ -21,10 +20,6 @@ use crate::grid::Dim;
 pub fn area_weights(dims: &[Dim]) -> Option<(usize, Vec<f64>)> {
     let at = dims.iter().position(Dim::is_latitude)?;
     let points = &dims[at].coordinates;
-    let is_numbered = || points.iter().enumerate().all(|(at, point)| *point == at as f64);
-    if dims[at].unit.is_none() && is_numbered() {
-        return None;
-    }
     if points.len() < 2 || !points.iter().all(|latitude| latitude.abs() <= 90.0 + 1e-6) {
         return None;
     }

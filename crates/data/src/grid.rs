@@ -15,14 +15,20 @@ pub struct Dim {
 
 impl Dim {
     /// Returns whether these are latitudes: by the unit, `degrees_north` in one of CF's spellings, or, if that says nothing, by the
-    /// name `lat` or `latitude`.
+    /// name `lat` or `latitude`. Points 0, 1, 2, … without a unit are numbers of rows, as data without coordinates have them.
     pub fn is_latitude(&self) -> bool {
-        self.is_degrees("north", ["lat", "latitude"])
+        self.is_degrees("north", ["lat", "latitude"]) && !self.is_numbered()
     }
 
-    /// Returns whether these are longitudes: by the unit `degrees_east`, or the name `lon` or `longitude`.
+    /// Returns whether these are longitudes: by the unit `degrees_east`, or the name `lon` or `longitude`. Points 0, 1, 2, … without
+    /// a unit are numbers of columns, unless they are 360.
     pub fn is_longitude(&self) -> bool {
         self.is_degrees("east", ["lon", "longitude"])
+            && (!self.is_numbered() || self.coordinates.len() == 360)
+    }
+
+    fn is_numbered(&self) -> bool {
+        self.unit.is_none() && self.coordinates.iter().enumerate().all(|(at, point)| *point == at as f64)
     }
 
     /// Returns whether the unit is `degrees_PLACE` in one of CF's spellings, or says nothing and the name is one of these.
@@ -123,4 +129,22 @@ pub struct PredictionMeta {
     pub attributes: Vec<(String, String)>,
     /// True if NaN marks missing values; a NaN is an error otherwise.
     pub missing: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_rows_are_no_degrees() {
+        let dim = |name: &str, unit: Option<&str>, first: i32, count: i32| Dim {
+            name: name.to_owned(),
+            unit: unit.map(str::to_owned),
+            coordinates: (first..first + count).map(f64::from).collect(),
+            periodic: false,
+        };
+        assert!(!dim("lat", None, 0, 32).is_latitude() && dim("lat", None, 1, 32).is_latitude());
+        assert!(dim("lat", Some("degrees_north"), 0, 32).is_latitude());
+        assert!(!dim("lon", None, 0, 64).is_longitude() && dim("lon", None, 0, 360).is_longitude());
+    }
 }

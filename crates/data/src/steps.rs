@@ -59,6 +59,14 @@ impl TrainSteps {
         }
     }
 
+    /// Returns the fewest steps of a sample in any epoch.
+    pub fn least(&self) -> usize {
+        match self {
+            Self::Constant(steps) => *steps,
+            Self::Schedule(list) => list.iter().map(|entry| entry.steps).min().unwrap_or(1),
+        }
+    }
+
     /// Returns the same schedule with `more` steps everywhere, such as the frames of a history before them.
     #[must_use]
     pub fn after(&self, more: usize) -> Self {

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use hdf5_metno::types::VarLenUnicode;
 use hdf5_metno::{File, H5Type};
-use isobar_data::{Computed, DataConfig, Dataset, Error, Normalizer, Parts, Window};
+use isobar_data::{Computed, DataConfig, Dataset, Error, Normalizer, Parts, PredictionMeta, Window};
 use ndarray::ArrayD;
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -246,6 +246,25 @@ fn other_files_are_validation_and_test_sets() {
     assert_eq!(found.validation.data.times().unwrap(), [744.0, 750.0, 756.0]);
     assert_eq!(found.validation.data.time_unit().unwrap().unit, "hours since 2000-01-01");
     assert_eq!(first_values(&*found.predicted().data), [0.0, 2.5, 5.0]);
+    // What it writes has the same dates in its own unit.
+    let predicted = &*found.predicted().data;
+    let out = folder.path().join("prediction.h5");
+    let meta = PredictionMeta {
+        name: "prediction".to_owned(),
+        variables: vec!["u".to_owned()],
+        samples: 1,
+        times: predicted.times().unwrap().to_vec(),
+        sample_times: Vec::new(),
+        attributes: Vec::new(),
+        missing: false,
+    };
+    let window = Window { frames: 0..3, points: vec![0..LAT, 0..LON] };
+    let mut writer = predicted.create(&out, &meta).unwrap();
+    writer.write("u", 0, 0, &predicted.read(&window, &[0], &["u"]).unwrap().select(0, 0)).unwrap();
+    writer.finish().unwrap();
+    let again = parts(&out, json!({ "validation_samples": 0 })).unwrap().train.data;
+    assert_eq!(again.time_unit().unwrap().unit, "days since 2000-02-01");
+    assert_eq!(again.times().unwrap(), [0.0, 0.25, 0.5]);
     // Numbers are in its own unit.
     let own = json!({ "validation_path": other, "validation_times": [0.25, 0.25] });
     assert_eq!(parts(&path, own).unwrap().validation.data.times().unwrap(), [750.0]);

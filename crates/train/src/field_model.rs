@@ -271,6 +271,10 @@ where
     fn advance(&self, x: &L::Array, y: L::Array, several: bool) -> Result<(L::Array, L::Array), BoxError> {
         // In mixed precision the network's output may be of 16 bits; what it is added to and compared with is not.
         let y = y.to_kind(x.kind())?;
+        // Ensembles, which have a dim of members, are of one step.
+        if y.shape().len() > x.shape().len() {
+            return Ok((y.shallow_clone(), y));
+        }
         let diagnostic = self.roles.as_ref().map_or(0, |roles| roles.diagnostic) as i64;
         let (y, diagnosed) = match diagnostic {
             0 => (y, None),

@@ -100,20 +100,23 @@ impl WeightsConfig {
         Ok(())
     }
 
-    /// Checks that each step of a training sample has a weight.
+    /// Checks that each step of a training sample has a weight, and that one of the first is above 0 where samples have the `least`
+    /// steps of a schedule.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if there are fewer.
-    pub fn check_steps(&self, steps: usize) -> Result<()> {
-        match &self.lead {
-            Some(Lead::Steps(weights)) if weights.len() < steps => {
-                let expected = format!("one weight for each of the {steps} steps of data.train_steps");
-                let works = format!("{:?}", vec![1.0; steps]);
-                Err(Error::setting("train.weights.lead", format!("{weights:?}"), &expected, works))
-            }
-            _ => Ok(()),
-        }
+    /// [`Error::Invalid`] for weights that cannot work.
+    pub fn check_steps(&self, least: usize, most: usize) -> Result<()> {
+        let Some(Lead::Steps(weights)) = &self.lead else { return Ok(()) };
+        let expected = if weights.len() < most {
+            format!("one weight for each of the {most} steps of data.train_steps")
+        } else if weights.iter().take(least).sum::<f64>() <= 0.0 {
+            format!("a weight above 0 among the first {least}, the fewest steps of data.train_steps")
+        } else {
+            return Ok(());
+        };
+        let works = format!("{:?}", vec![1.0; most]);
+        Err(Error::setting("train.weights.lead", format!("{weights:?}"), &expected, works))
     }
 
     /// Returns whether more steps have weights than a training sample has.

@@ -62,7 +62,13 @@ report = ["rmse", { type = "acc" }]
     assert_eq!(config.train.weights.levels["500"], 1.5);
     assert_eq!(config.metrics.report.iter().map(|metric| metric.name()).collect::<Vec<_>>(), ["rmse", "acc"]);
     config.train.weights.check(&config.train.loss).unwrap();
-    assert!(config.train.weights.check_steps(3).is_err());
+    assert!(
+        config.train.weights.check_steps(1, 2).is_ok() && config.train.weights.check_steps(1, 3).is_err()
+    );
+    let late = read("[train]\nweights = { lead = [0, 1] }").unwrap().train.weights;
+    assert!(late.check_steps(2, 2).is_ok());
+    let error = late.check_steps(1, 2).unwrap_err().to_string();
+    assert!(error.contains("a weight above 0 among the first 1, the fewest steps"), "{error}");
     let decayed =
         read("[train]\nweights = { lead = 0.9 }\nloss = { type = \"sum\", terms = [\"mse\"] }").unwrap();
     assert_eq!(decayed.train.weights.lead, Some(Lead::Decay(0.9)));

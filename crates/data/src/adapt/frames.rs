@@ -94,6 +94,27 @@ pub(crate) fn times_in(data: &dyn Dataset, unit: &TimeUnit) -> Result<Vec<f64>> 
     Ok(data.times().unwrap_or_default().iter().map(|&time| to.time(from.instant(time))).collect())
 }
 
+/// The description of a prediction whose times are in `unit`, with times in the unit of the data set that writes it.
+///
+/// # Errors
+/// A unit that is no unit since a date.
+pub(crate) fn meta_for(
+    data: &dyn Dataset,
+    unit: Option<&TimeUnit>,
+    meta: &PredictionMeta,
+) -> Result<PredictionMeta> {
+    let mut meta = meta.clone();
+    if let (Some(from), Some(to)) = (unit, data.time_unit())
+        && from != to
+    {
+        let (from, to) = (TimeAxis::new(from)?, TimeAxis::new(to)?);
+        for time in meta.times.iter_mut().chain(&mut meta.sample_times) {
+            *time = to.time(from.instant(*time));
+        }
+    }
+    Ok(meta)
+}
+
 /// An end of a range of times: a number of the file's unit, or a period of a calendar.
 enum Boundary {
     Number(f64),
@@ -176,6 +197,6 @@ impl Dataset for Frames {
     }
 
     fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
-        self.data.create(path, meta)
+        self.data.create(path, &meta_for(&*self.data, self.unit.as_ref(), meta)?)
     }
 }

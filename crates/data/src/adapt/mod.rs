@@ -40,5 +40,5 @@ mod sun;
 pub use self::computed::Computed;
 pub(crate) use self::filled::{Filled, Training};
 pub use self::frames::Frames;
-pub(crate) use self::frames::{time_text, times_in};
+pub(crate) use self::frames::{meta_for, time_text, times_in};
 pub(crate) use self::stills::Stills;

@@ -15,6 +15,7 @@ use tch::{Device, Kind, Tensor};
 
 use self::handles::{File, Handles};
 use self::order::Order;
+use crate::adapt::meta_for;
 use crate::calendar::TimeUnit;
 use crate::content::Content;
 use crate::dataset::{Dataset, DatasetWriter, Window, cat, check_window, choose};
@@ -213,7 +214,8 @@ impl Dataset for Joined {
     }
 
     fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
-        self.handles.get(0)?.create(path, meta)
+        let first = self.handles.get(0)?;
+        first.create(path, &meta_for(&*first, self.time_unit.as_ref(), meta)?)
     }
 
     fn content(&self, meta: &PredictionMeta) -> Result<Content> {
