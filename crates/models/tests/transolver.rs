@@ -446,7 +446,8 @@ fn configurations_are_refused() {
     );
     refused(
         GeoTransolverConfig { include_local_features: true, geometry_dim: Some(2), ..geo(1, 1) },
-        "include_local_features needs points with 3 coordinates (geometry_dim = 3) and no structured_shape",
+        "include_local_features needs points with 3 coordinates (geometry_dim = 3) and no structured_shape; for fields, --set \
+         model.include_local_features=false",
     );
     refused(
         GeoTransolverConfig { include_local_features: true, radii: Some(vec![0.1]), ..geo(1, 1) },

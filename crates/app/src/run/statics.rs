@@ -149,6 +149,7 @@ mod tests {
         array(folder.path(), "mask", &[5, 4], |at| at as f32);
         array(folder.path(), "flat", &[5, 4], |_| 1.0);
         array(folder.path(), "rows", &[5], |at| 80.0 - 20.0 * at as f32);
+        array(folder.path(), "columns", &[4], |at| 90.0 * at as f32);
         folder
     }
 
@@ -159,7 +160,7 @@ mod tests {
             "npy": {
                 "axes": ["sample", "time", "lat", "lon"],
                 "variables": { "mask": still("mask"), "flat": still("flat") },
-                "coordinates": { "lat": "rows" },
+                "coordinates": { "lat": "rows", "lon": "columns" },
             },
         });
         config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
