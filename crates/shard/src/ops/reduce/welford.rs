@@ -1,11 +1,11 @@
 //! Mean and squared deviations, merged as Welford's formula has it (Chan, Golub and LeVeque 1979): each rank takes both of its
 //! own part, about its own mean, so that a large mean costs no digits.
 
-use tch::{Kind, TchError, Tensor};
+use tch::{TchError, Tensor};
 
 use super::Over;
 use crate::error::Result;
-use crate::ops::torch;
+use crate::ops::{torch, wide};
 use crate::tensor::ShardTensor;
 
 /// The mean and the sum of squared deviations from it over the dims, which stay; in fp32 at least, replicated along the axes
@@ -47,10 +47,7 @@ fn counts(x: &ShardTensor, over: &Over) -> Result<Vec<f64>> {
 
 /// Mean and squared deviations of a part; zeros of no elements.
 fn part_moments(x: &Tensor, dims: &[i64], count: i64, kept: &[i64]) -> Result<(Tensor, Tensor), TchError> {
-    let wide = match x.kind() {
-        Kind::Half | Kind::BFloat16 => x.f_to_kind(Kind::Float)?,
-        _ => x.shallow_clone(),
-    };
+    let wide = wide(x)?;
     if count == 0 {
         // Zeros that are part of the graph.
         let zeros = wide.f_sum_dim_intlist(dims, true, None)?.f_reshape(kept)?;

@@ -14,14 +14,14 @@ use isobar_collectives::trace::Label;
 use isobar_collectives::windows::{self, Fetch, IndexBox, Transfer};
 use isobar_torch::autograd::{self, BackwardOptions, Context, Function};
 use isobar_torch::guard::{EnableGrad, NoGrad, is_grad_enabled};
-use tch::{Kind, TchError, Tensor};
+use tch::{TchError, Tensor};
 
 use super::channels::ConvOperands;
 use super::strips::{Share, Strip, least_interior, strips};
 use super::{WindowPlan, window};
 use crate::error::Result;
 use crate::layout::{Interval, Layout};
-use crate::ops::{refuse, torch};
+use crate::ops::{refuse, torch, wide};
 use crate::window::{Border, HaloSpec, transfer};
 
 const OP: &str = "conv";
@@ -258,10 +258,7 @@ impl Overlap {
             let returned = work.wait()?;
             let kind = of_x.kind();
             // The gradients are not shared yet, so they are updated in place. 16-bit terms are added up in single precision.
-            let sum = match kind {
-                Kind::Half | Kind::BFloat16 => of_x.f_to_kind(Kind::Float)?,
-                _ => of_x.shallow_clone(),
-            };
+            let sum = wide(of_x)?;
             for ((from, _), block) in self.repeated.iter().zip(repeated) {
                 windows::add(&sum, from, block)?;
             }

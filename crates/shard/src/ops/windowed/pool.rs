@@ -10,7 +10,7 @@ use super::{Windowed, window};
 use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Interval};
-use crate::ops::operator;
+use crate::ops::{operator, wide};
 use crate::rules::{Call, Footprint, Side};
 use crate::tensor::ShardTensor;
 use crate::window::Border;
@@ -125,10 +125,7 @@ fn global_indices(
 
 /// The sums of windows that lie whole in the tensor; in fp32 where 16 bits would overflow.
 fn sums(x: &Tensor, geometries: &[WindowGeometry]) -> Result<Tensor, TchError> {
-    let x = &match x.kind() {
-        Kind::Half | Kind::BFloat16 => x.f_to_kind(Kind::Float)?,
-        _ => x.shallow_clone(),
-    };
+    let x = &wide(x)?;
     let (kernel, stride) = (values(geometries, |w| w.kernel), values(geometries, |w| w.stride));
     let zeros = vec![0; geometries.len()];
     match geometries.len() {
