@@ -18,7 +18,7 @@ use crate::check;
 use crate::config::{Config, ConfigArgs};
 use crate::run::errors::{self, Compared};
 use crate::run::{
-    self, Fields, Job, ModelMetadata, PER_RANK_KEYS, Place, Run, Scoring, Used, picture, scoring,
+    self, Channels, Fields, Job, ModelMetadata, PER_RANK_KEYS, Place, Run, Scoring, Used, picture, scoring,
 };
 use crate::unused::unused;
 use isobar_command::exit::{Because, Exit};
@@ -313,7 +313,11 @@ impl Job for Training<'_> {
                 variables: task.model.variables.clone(),
                 baseline: baseline.clone(),
             })?,
-            identity: identity(config, weighted, regression.as_ref())?,
+            identity: {
+                let mut identity = identity(config, weighted, regression.as_ref())?;
+                identity[Channels::KEY] = serde_json::to_value(Channels::of(&source)?)?;
+                identity
+            },
             task: serde_json::to_value(&config.task)?,
             data: settings(&config.data),
             signals,

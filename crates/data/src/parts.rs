@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::adapt::{Filled, Frames, Stills, Training};
-use crate::calendar::TimePoint;
+use crate::adapt::{Filled, Fills, Frames, Stills};
+use crate::calendar::{TimeAxis, TimePoint, TimeUnit};
 use crate::compatible;
 use crate::config::{DataConfig, Missing};
 use crate::dataset::Dataset;
 use crate::joined::DataPath;
 use crate::pairs::{Sets, check_pairs};
-use crate::{Error, Result};
+use crate::{Error, Normalizer, Result};
 
 /// Samples of a data set.
 #[derive(Clone, Debug)]
@@ -42,12 +42,62 @@ pub struct Parts {
     pub validation: Part,
     /// Test samples, if the configuration names some.
     pub test: Option<Part>,
+    stored: Part,
+    /// Of the inputs' data sets and of the targets', if missing values are replaced.
+    fills: [Option<Arc<Fills>>; 2],
 }
 
 impl Parts {
     /// The samples that a prediction is made for by default: of the test set, or else the validation samples.
     pub fn predicted(&self) -> &Part {
         self.test.as_ref().unwrap_or(&self.validation)
+    }
+
+    /// The same data sets with their times in a unit such as `hours since 1970-01-01`, where they have a unit since a date.
+    ///
+    /// # Errors
+    /// A unit that is none since a date.
+    pub fn in_unit(self, unit: &str) -> Result<Self> {
+        let converted = |part: Part| -> Result<Part> {
+            let Some(own) = part.data.time_unit().filter(|own| TimeAxis::new(own).is_ok()) else {
+                return Ok(part);
+            };
+            let unit = TimeUnit { unit: unit.to_owned(), calendar: own.calendar.clone() };
+            if *own == unit {
+                return Ok(part);
+            }
+            Ok(Part { data: Arc::new(Frames::in_unit(Arc::clone(&part.data), &unit)?), ..part })
+        };
+        let Self { train, validation, test, stored, fills } = self;
+        let [train, validation] = [converted(train)?, converted(validation)?];
+        Ok(Self { train, validation, test: test.map(converted).transpose()?, stored, fills })
+    }
+
+    /// The training samples with NaN where values are missing, if they may be.
+    pub fn stored(&self) -> &Part {
+        &self.stored
+    }
+
+    /// Says how variables of the inputs are normalised, in the order of their channels: where `missing` is "fill" or "mask",
+    /// missing values are replaced by what becomes `fill` after that.
+    ///
+    /// Without, each process reads all training samples of a variable when it first finds a gap.
+    ///
+    /// # Errors
+    /// Unknown variables, scales of another number of channels.
+    pub fn set_scales(&self, variables: &[&str], scales: &Normalizer) -> Result<()> {
+        self.fills[0].as_ref().map_or(Ok(()), |fills| fills.set_scales(variables, scales))
+    }
+
+    /// [`set_scales`](Self::set_scales) for variables of the targets, which may be in a data set of their own.
+    ///
+    /// # Errors
+    /// Those of [`set_scales`](Self::set_scales).
+    pub fn set_target_scales(&self, variables: &[&str], scales: &Normalizer) -> Result<()> {
+        match &self.fills[1] {
+            Some(fills) => fills.set_scales(variables, scales),
+            None => self.set_scales(variables, scales),
+        }
     }
 }
 
@@ -69,7 +119,7 @@ impl DataConfig {
     /// # Errors
     /// Those of [`parts`](Self::parts).
     pub fn train_part(&self) -> Result<Part> {
-        Ok(self.with_folders()?.stored_parts()?.train)
+        Ok(self.with_folders()?.stored_parts()?.stored)
     }
 
     /// The data sets, where `path` is not one of three folders.
@@ -110,14 +160,19 @@ impl DataConfig {
         let all = |data: Arc<dyn Dataset>, target| Part { samples: 0..data.samples(), data, target };
         let of = |of: fn(&Sets) -> Option<&Arc<dyn Dataset>>| targets.as_ref().and_then(of).cloned();
         let target = of(|targets| Some(&targets.train));
+        let train = Part { data: sets.train, samples: 0..most, target };
         Ok(Parts {
             validation: match sets.validation {
                 Some(validation) => all(validation, of(|targets| targets.validation.as_ref())),
-                None => {
-                    Part { data: Arc::clone(&sets.train), samples: split..samples, target: target.clone() }
-                }
+                None => Part {
+                    data: Arc::clone(&train.data),
+                    samples: split..samples,
+                    target: train.target.clone(),
+                },
             },
-            train: Part { data: sets.train, samples: 0..most, target },
+            stored: train.clone(),
+            train,
+            fills: [None, None],
             test: sets.test.map(|test| all(test, of(|targets| targets.test.as_ref()))),
         })
     }
@@ -192,16 +247,18 @@ fn check_overlap(train: &dyn Dataset, other: &dyn Dataset, key: &str) -> Result<
 
 /// Replaces missing values of all parts, by statistics of the training samples, but for some variables.
 fn filled(parts: Parts, fill: f64, kept: BTreeSet<String>) -> Parts {
-    let (samples, targets) = (parts.train.samples.clone(), parts.train.target.clone());
-    let targets = targets.map(|data| Training::new(data, samples.clone(), fill, kept.clone()));
-    let training = Training::new(Arc::clone(&parts.train.data), samples, fill, kept);
+    let Parts { train, validation, test, stored, .. } = parts;
+    let fills =
+        |data: &Arc<dyn Dataset>| Fills::new(Arc::clone(data), stored.samples.clone(), fill, kept.clone());
+    let (inputs, targets) = (fills(&stored.data), stored.target.as_ref().map(fills));
     let part = |part: Part| Part {
-        data: Arc::new(Filled::new(part.data, &training)),
+        data: Arc::new(Filled::new(part.data, &inputs)),
         samples: part.samples,
         target: part
             .target
             .zip(targets.as_ref())
-            .map(|(data, training)| -> Arc<dyn Dataset> { Arc::new(Filled::new(data, training)) }),
+            .map(|(data, fills)| -> Arc<dyn Dataset> { Arc::new(Filled::new(data, fills)) }),
     };
-    Parts { train: part(parts.train), validation: part(parts.validation), test: parts.test.map(part) }
+    let (train, validation, test) = (part(train), part(validation), test.map(part));
+    Parts { train, validation, test, stored, fills: [Some(inputs), targets] }
 }

@@ -125,7 +125,7 @@ fn frames_of_the_same_time_are_pairs() {
 fn times_select_frames_of_both() {
     let folder = written(&COARSE, &FINE);
     let own = json!({ "train_times": [0, 6], "validation_times": [12, 12], "test_times": [18, 18] });
-    let Parts { train, validation, test } = parts(&folder, own).unwrap();
+    let Parts { train, validation, test, .. } = parts(&folder, own).unwrap();
     let test = test.unwrap();
     assert_eq!((train.samples.len(), validation.samples.len(), test.samples.len()), (4, 2, 2));
     let read = test.targets().read(&Window::still(&[0..4, 0..6]), &[1], &["fine"]).unwrap();

@@ -6,7 +6,9 @@ use std::str::FromStr;
 
 use hdf5_metno::types::VarLenUnicode;
 use hdf5_metno::{File, H5Type};
-use isobar_data::{Computed, DataConfig, Dataset, Error, Normalizer, Parts, PredictionMeta, Window};
+use isobar_data::{
+    Computed, DataConfig, Dataset, Error, Normalizer, Part, Parts, PredictionMeta, TimeAxis, Window,
+};
 use ndarray::ArrayD;
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -147,7 +149,7 @@ fn one_series_is_split_by_dates() {
         "validation_times": ["2000-01-03T00", "2000-01-03T12"],
         "test_times": [72.0, 1e9],
     });
-    let Parts { train, validation, test } = parts(&path, own).unwrap();
+    let Parts { train, validation, test, .. } = parts(&path, own).unwrap();
     assert_eq!((train.samples, validation.samples), (0..1, 0..1));
     let hours = |frames: std::ops::Range<u32>| frames.map(|frame| 6.0 * f64::from(frame)).collect::<Vec<_>>();
     assert_eq!(train.data.times().unwrap(), hours(0..8), "both days, whole");
@@ -171,7 +173,7 @@ fn one_series_is_split_by_dates() {
 #[test]
 fn without_further_keys_all_parts_are_of_one_data_set() {
     let (_folder, path) = written(&Series::default());
-    let Parts { train, validation, test } = parts(&path, json!({ "validation_samples": 0 })).unwrap();
+    let Parts { train, validation, test, .. } = parts(&path, json!({ "validation_samples": 0 })).unwrap();
     assert_eq!((train.samples, validation.samples), (0..1, 1..1));
     assert!(test.is_none() && std::sync::Arc::ptr_eq(&train.data, &validation.data));
     let kept =
@@ -401,6 +403,44 @@ fn missing_values_are_errors_or_filled() {
         train.data.change_statistics(&["u"], 0..1).unwrap()[0].unwrap().count,
         (3 * LAT * LON - 2) as u64
     );
+}
+
+/// Scales that are given say what replaces missing values, whatever the data are.
+#[test]
+fn missing_values_follow_the_scales_that_are_given() {
+    let (_folder, path) = written(&Series { missing: Some([1, 2, 3]), ..Series::default() });
+    let own = json!({ "train_times": [0, 18], "validation_times": [24, 60], "missing": "fill", "fill": 1.5 });
+    let parts = parts(&path, own).unwrap();
+    let other = Normalizer::new(40.0, 8.0).unwrap();
+    parts.set_scales(&["u"], &other).unwrap();
+    let gap = Window { frames: 1..2, points: vec![2..3, 3..4] };
+    let read = |part: &Part| part.data.read(&gap, &[0], &["u"]).unwrap();
+    assert_eq!(numbers(&read(&parts.train)), [52.0]);
+    assert_eq!(numbers(&other.encode(&read(&parts.train)).unwrap()), [1.5]);
+    assert!(numbers(&read(parts.stored()))[0].is_nan());
+    let two = Normalizer::of_scales(&[1.0, 2.0]).unwrap();
+    let error = parts.set_scales(&["u"], &two).unwrap_err().to_string();
+    assert!(error.contains("scales of 2 channels for the 1"), "{error}");
+    assert!(parts.set_target_scales(&["v"], &other).is_err());
+}
+
+/// The dates stay, whatever unit a model needs.
+#[test]
+fn times_are_converted_to_the_unit_of_a_model() {
+    let (_folder, path) = written(&Series::default());
+    let own = json!({ "train_times": [0, 18], "validation_times": [24, 60] });
+    let before = parts(&path, own.clone()).unwrap();
+    let after = parts(&path, own).unwrap().in_unit("hours since 1970-01-01").unwrap();
+    for (before, after) in [(&before.train, &after.train), (&before.validation, &after.validation)] {
+        let [from, to] = [before, after].map(|part| TimeAxis::new(part.data.time_unit().unwrap()).unwrap());
+        let times = [before, after].map(|part| part.data.times().unwrap().to_vec());
+        assert_eq!(times[0].len(), times[1].len());
+        assert_ne!(times[0], times[1]);
+        for (own, converted) in times[0].iter().zip(&times[1]) {
+            assert_eq!(from.instant(*own), to.instant(*converted));
+        }
+        assert_eq!(after.data.time_unit().unwrap().unit, "hours since 1970-01-01");
+    }
 }
 
 #[test]

@@ -27,7 +27,7 @@ use self::fields::Place;
 use self::origin::Origin;
 use crate::checkpoint::explained;
 use crate::config::{Config, ConfigArgs};
-use crate::run::{self, Job, ModelMetadata, PER_RANK_KEYS, Run, Scoring, Source, Used, scoring};
+use crate::run::{self, Channels, Job, ModelMetadata, PER_RANK_KEYS, Run, Scoring, Source, Used, scoring};
 use isobar_command::exit::{Because, Exit};
 use isobar_command::{outputs, start, terminal};
 
@@ -116,10 +116,12 @@ impl Job for Prediction<'_> {
             ranks,
             device,
         } = run;
-        let (metadata, origin) = self.load((&params, &buffers), regression.as_ref(), &ranks.world)?;
+        let (metadata, origin) =
+            self.load((&params, &buffers), regression.as_ref(), &source, &ranks.world)?;
         run::check_beside(&forward, [metadata.forcing.as_ref(), metadata.fixed.as_ref()])?;
         let (change, variables) = (metadata.change()?, source.variables()?);
         let ModelMetadata { input, target, baseline, forcing, fixed, .. } = metadata;
+        source.set_scales([&input, &target], forcing.as_ref())?;
         let names = variables.clone();
         let options = (config.train.precision.kind(), device);
         let positions = statics.behind(positions, fixed.as_ref(), options)?;
@@ -233,7 +235,7 @@ impl Beside {
 impl Prediction<'_> {
     /// The files and folders that are read. Those of the run are known by its folder.
     fn inputs(&self, source: &Source) -> Vec<PathBuf> {
-        let Parts { train, validation, test } = &source.parts;
+        let Parts { train, validation, test, .. } = &source.parts;
         let parts = [Some(train), Some(validation), test.as_ref()].into_iter().flatten();
         let data = parts.flat_map(|part| part.data.files().into_iter().chain(part.targets().files()));
         let named = [
@@ -333,6 +335,7 @@ impl Prediction<'_> {
         &self,
         (params, buffers): (&Parameters, &[(String, Tensor)]),
         regression: Option<&Used>,
+        source: &Source,
         world: &Group,
     ) -> Result<(ModelMetadata, Origin)> {
         let checkpoints = Checkpoints::new(&self.config.run.folder().join("checkpoints"), Keep::ALL, world);
@@ -353,6 +356,7 @@ impl Prediction<'_> {
                 path.display()
             )));
         }
+        let trained = Channels::recorded(&state.identity);
         let metadata: ModelMetadata = serde_json::from_value(state.extra).map_err(|error| {
             Exit::Data.because(format!(
                 "{} does not say what its network's numbers mean ({error}); train it with `isobar train`",
@@ -360,6 +364,9 @@ impl Prediction<'_> {
             ))
         })?;
         self.means_the_same(&path, &metadata)?;
+        if let Some(trained) = trained {
+            trained.check(&path, source)?;
+        }
         Ok((metadata, origin))
     }
 

@@ -2,6 +2,7 @@
 //!
 //! It depends on no command.
 
+mod channels;
 pub(crate) mod chart;
 pub(crate) mod errors;
 mod fields;
@@ -37,6 +38,7 @@ use isobar_train::{
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
 
+pub(crate) use self::channels::Channels;
 pub(crate) use self::fields::{Fields, Place};
 use self::first_stage::FirstStage;
 pub(crate) use self::first_stage::{Used, best_or_newest, check_beside};
@@ -197,7 +199,7 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
     let world = manager.group(None)?;
     let first_stage = FirstStage::open(config, job.goes_on_from().as_deref(), &world)?;
     // From the configuration and the file's header, before anything is allocated or read.
-    let opened = Source::open(&config.data).and_then(|source| {
+    let opened = Source::open(&config.data, config.model.time_unit()).and_then(|source| {
         if J::TRAINS {
             source.has_samples(&config.data)?;
         }
@@ -322,7 +324,7 @@ fn made<L: FieldLayout, F>(
         let kind = config.train.precision.kind();
         let positions =
             positions.map(|positions| positions.f_to_device(device)?.f_to_kind(kind)).transpose()?;
-        let statics = Statics::read(&source, &window)?;
+        let statics = Statics::read(&source, &window, config.data.fill)?;
         Ok((Vec::new(), (layout, [window, target_window], positions, statics)))
     });
     let ((layout, [window, target_window], positions, statics), _) = all_ok(&ranks.world, laid_out)?;

@@ -48,7 +48,7 @@ pub(super) fn scales_alike(
     let is_change = source.has_steps() && config.predict == Predict::Change;
     let keep = keep.filter(|_| world.rank() == 0);
     let seen = (|| -> Result<(Seen, Option<Value>)> {
-        let digest = digest_of(source, train)?;
+        let digest = digest_of(source)?;
         let of = match keep {
             Some(_) => kept::description(source, train, config, (digest, is_change))?,
             None => None,
@@ -93,6 +93,7 @@ pub(super) fn scales_alike(
     let has_forcings = !source.names.forcings.is_empty();
     let forcing = has_forcings.then(|| Normalizer::of_channels(&forcings)).transpose()?;
     let change = is_change.then(|| change_scales(&changes, &input)).transpose()?;
+    source.set_scales([&input, &target], forcing.as_ref())?;
     Ok(Scales { input, target, change, forcing })
 }
 
@@ -123,8 +124,9 @@ fn variables<'a>(source: &'a Source, train: &'a Part) -> Vec<(&'a dyn Dataset, V
     }
 }
 
-/// A digest of the data sets of inputs and targets.
-fn digest_of(source: &Source, train: &Part) -> Result<u64> {
+/// A digest of the training samples as they are stored: nothing says yet what replaces missing values.
+fn digest_of(source: &Source) -> Result<u64> {
+    let train = source.parts.stored();
     let of = |(data, names): (&dyn Dataset, Vec<&str>)| digest(data, &names, train.samples.clone());
     let all = variables(source, train).into_iter().map(of).collect::<Result<Vec<u64>, _>>()?;
     Ok(match all[..] {

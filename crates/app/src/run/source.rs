@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use isobar_data::{Computed, DataVariable, Dataset, Part, Parts, choose};
+use isobar_data::{Computed, DataVariable, Dataset, Normalizer, Part, Parts, choose};
 use isobar_models::{Batch, FieldSpec};
 use isobar_train::config::{AugmentConfig, DataConfig};
 use isobar_train::{Variable, unique_names};
@@ -29,9 +29,13 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Opens the data set that the configuration names.
-    pub(crate) fn open(config: &DataConfig) -> Result<Self> {
+    /// Opens the data set that the configuration names; times are in the unit that the model needs, if it names one.
+    pub(crate) fn open(config: &DataConfig, time_unit: Option<&str>) -> Result<Self> {
         let parts = config.parts()?;
+        let parts = match time_unit {
+            Some(unit) => parts.in_unit(unit)?,
+            None => parts,
+        };
         let data = Arc::clone(&parts.predicted().data);
         let names = Variables::new(&*data, &**parts.predicted().targets(), config)?;
         let source =
@@ -64,6 +68,19 @@ impl Source {
     /// The data set of the targets of [`Source::data`].
     pub(crate) fn targets(&self) -> &Arc<dyn Dataset> {
         self.parts.predicted().targets()
+    }
+
+    /// Says how inputs, targets and forcings are normalised, so that nothing else is read to replace missing values.
+    pub(crate) fn set_scales(
+        &self,
+        [input, target]: [&Normalizer; 2],
+        forcing: Option<&Normalizer>,
+    ) -> Result<()> {
+        self.parts.set_scales(&as_str(&self.inputs), input)?;
+        if let Some(forcing) = forcing {
+            self.parts.set_scales(&as_str(&self.names.forcings), forcing)?;
+        }
+        Ok(self.parts.set_target_scales(&as_str(&self.targets), target)?)
     }
 
     /// Points of the targets along each spatial dim.

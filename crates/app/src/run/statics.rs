@@ -18,12 +18,14 @@ pub(crate) struct Statics {
     stored: Option<Tensor>,
     /// Computed ones, which need no normalisation.
     computed: Option<Tensor>,
+    /// Number that replaces missing values after normalisation.
+    fill: f64,
 }
 
 impl Statics {
-    /// Reads this rank's window.
-    pub(crate) fn read(source: &Source, window: &[Range<usize>]) -> Result<Self> {
-        let (part, names) = (&source.parts.train, &source.names);
+    /// Reads this rank's window; missing values, if there may be some, become `fill` after normalisation.
+    pub(crate) fn read(source: &Source, window: &[Range<usize>], fill: f64) -> Result<Self> {
+        let (part, names) = (source.parts.stored(), &source.names);
         let stored = match names.statics.is_empty() {
             true => None,
             false => Some(constant(part, &names.statics, window)?),
@@ -32,7 +34,7 @@ impl Statics {
             true => None,
             false => Some(Computed::new(&names.places, &*part.data, window)?.at(&[0.0])?.f_select(0, 0)?),
         };
-        Ok(Self { stored, computed })
+        Ok(Self { stored, computed, fill })
     }
 
     /// Normalisation of the stored fields, over all points.
@@ -76,6 +78,7 @@ impl Statics {
         let mut all: Vec<Tensor> = positions.into_iter().collect();
         if let (Some(stored), Some(normalizer)) = (&self.stored, normalizer) {
             let fields = normalizer.encode(&stored.f_unsqueeze(0)?)?.f_squeeze_dim(0)?;
+            let fields = fields.f_masked_fill(&fields.f_isnan()?, self.fill)?;
             all.push(fields.f_to_device(device)?.f_to_kind(kind)?);
         }
         if let Some(computed) = &self.computed {
@@ -100,7 +103,7 @@ fn constant(part: &Part, names: &[String], window: &[Range<usize>]) -> Result<Te
     let mut all = Vec::new();
     for name in as_str(names) {
         let first = read(name, 0, 0)?;
-        if !read(name, part.data.samples().saturating_sub(1), last)?.f_equal(&first)? {
+        if !read(name, part.data.samples().saturating_sub(1), last)?.f_allclose(&first, 0.0, 0.0, true)? {
             let other = if part.data.times().is_some() { "data.forcings" } else { "data.inputs" };
             bail!(Exit::Usage.because(format!(
                 "data.statics names {name:?}, which is not the same in all samples and at all times of {}; name it in {other}",
@@ -174,11 +177,40 @@ mod tests {
         })
     }
 
+    /// Missing values of static fields and forcings are the same number after normalisation. Forcings have it from the scales on
+    /// which ranks agree, before any rank meets a gap.
+    #[test]
+    fn missing_values_are_the_same_number_after_normalisation() {
+        let folder = folder();
+        let missing = |at: usize, value: f32| if at % 7 == 3 { f32::NAN } else { value };
+        array(folder.path(), "mask", &[5, 4], |at| missing(at, at as f32));
+        array(folder.path(), "wind", &[2, 6, 5, 4], |at| missing(at, (1.3 * at as f32).sin()));
+        let own = json!({ "forcings": ["wind"], "statics": ["mask"], "missing": "fill", "fill": -2.5 });
+        let config = config(&folder, own);
+        let source = Source::open(&config, None).unwrap();
+        let window = [1..5, 0..4];
+        let options = (Kind::Double, Device::Cpu);
+        let place =
+            Place { window: &window, target_window: &window, options, own: 3, at_once: 3, keep: None };
+        let fields = Fields::read_alike(&source, &config, &place, &Group::single()).unwrap();
+        let statics = Statics::read(&source, &window, config.fill).unwrap();
+        let beside = statics.behind(None, fields.statics.as_ref(), options).unwrap().unwrap();
+        let frame = isobar_data::Window { frames: 2..3, points: window.to_vec() };
+        let wind = source.parts.train.data.read(&frame, &[0], &["wind"]).unwrap();
+        let wind = fields.forcing.unwrap().encode(&wind.flatten(0, 2).to_kind(Kind::Double)).unwrap();
+        for (values, first) in [(beside.flatten(0, -1), 4), (wind.flatten(0, -1), 2 * 20 + 4)] {
+            let values: Vec<f64> = values.try_into().unwrap();
+            for (at, value) in values.into_iter().enumerate() {
+                assert_eq!((first + at) % 7 == 3, (value + 2.5).abs() < 1e-6, "{at}: {value}");
+            }
+        }
+    }
+
     #[test]
     fn roles_make_channels() {
         let folder = folder();
         let config = config(&folder, all_roles());
-        let source = Source::open(&config).unwrap();
+        let source = Source::open(&config, None).unwrap();
         source.has_samples(&config).unwrap();
         let spec = source.spec(&config).unwrap();
         assert_eq!((spec.in_channels, spec.position_channels, spec.out_channels), (3 * 2 + 1 + 1, 1 + 2, 3));
@@ -195,7 +227,7 @@ mod tests {
         assert_eq!((fields.input.mean().len(), fields.target.mean().len()), (2, 3));
         assert_eq!(fields.target.mean()[..2], *fields.input.mean());
         assert_eq!(fields.change.unwrap().std().len(), 2, "diagnostics are no changes");
-        let statics = Statics::read(&source, &window).unwrap();
+        let statics = Statics::read(&source, &window, 0.0).unwrap();
         let behind = statics.behind(None, fields.statics.as_ref(), options).unwrap().unwrap();
         assert_eq!(behind.size(), [3, 5, 4]);
         let (mask, (_, areas)) = (behind.get(0), area_weights(source.data.dims()).unwrap());
@@ -225,7 +257,7 @@ mod tests {
             let mut keys = all_roles();
             keys["cache"] = cache.into();
             let config = config(&folder, keys);
-            let source = Source::open(&config).unwrap();
+            let source = Source::open(&config, None).unwrap();
             let fields = Fields::read_alike(&source, &config, &place, &Group::single()).unwrap();
             let of = |samples: &dyn isobar_data::Samples, numbers: &[usize]| {
                 let request = Request { samples: numbers.to_vec(), steps: samples.steps() };
@@ -253,7 +285,7 @@ mod tests {
             keep: Some(run.path()),
         };
         let read = || {
-            let source = Source::open(&config).unwrap();
+            let source = Source::open(&config, None).unwrap();
             let fields = Fields::read_alike(&source, &config, &place, &Group::single()).unwrap();
             (fields.input, fields.target, fields.change, fields.forcing)
         };
@@ -278,7 +310,7 @@ mod tests {
         let mut other = serde_json::to_value(&config).unwrap();
         other["npy"]["cut"] = 5.into();
         let other: DataConfig = serde_json::from_value(other).unwrap();
-        let source = Source::open(&other).unwrap();
+        let source = Source::open(&other, None).unwrap();
         let fields = Fields::read_alike(&source, &other, &place, &Group::single()).unwrap();
         assert_eq!(fields.input, first.0, "read again");
         // Numbers that are none count as none.
@@ -340,11 +372,11 @@ mod tests {
         let [fields, scalars] = channels;
         let (_folder, mut config) = with_scalars(own);
         config.cache = serde_json::from_value(cache.into()).unwrap();
-        let source = Source::open(&config).unwrap();
+        let source = Source::open(&config, None).unwrap();
         let spec = source.spec(&config).unwrap();
         assert_eq!((spec.in_channels as i64, spec.out_channels), (fields + scalars, 1));
         let read = |window: &[Range<usize>], world: &Group| {
-            let source = Source::open(&config).unwrap();
+            let source = Source::open(&config, None).unwrap();
             let place = Place {
                 window,
                 target_window: window,
@@ -405,7 +437,7 @@ mod tests {
             at_once: 3,
             keep: None,
         };
-        let read = Source::open(&config)
+        let read = Source::open(&config, None)
             .and_then(|source| Fields::read_alike(&source, &config, &place, &Group::single()).map(drop));
         let error = read.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
@@ -415,12 +447,12 @@ mod tests {
     fn without_further_keys_there_are_no_roles() {
         let folder = folder();
         let config = config(&folder, json!({}));
-        let source = Source::open(&config).unwrap();
+        let source = Source::open(&config, None).unwrap();
         let spec = source.spec(&config).unwrap();
         assert_eq!((spec.in_channels, spec.position_channels, spec.out_channels), (2, 0, 2));
         let window = [0..5, 0..4];
         assert!(source.names.roles(&*source.data, &config, &window, None).unwrap().is_none());
-        let statics = Statics::read(&source, &window).unwrap();
+        let statics = Statics::read(&source, &window, 0.0).unwrap();
         assert!(statics.behind(None, None, (Kind::Double, Device::Cpu)).unwrap().is_none());
     }
 
@@ -429,17 +461,17 @@ mod tests {
     fn ranks_read_their_windows() {
         let folder = folder();
         let config = config(&folder, all_roles());
-        let whole = Statics::read(&Source::open(&config).unwrap(), &[0..5, 0..4]).unwrap();
+        let whole = Statics::read(&Source::open(&config, None).unwrap(), &[0..5, 0..4], 0.0).unwrap();
         let whole = [whole.stored.unwrap(), whole.computed.unwrap()];
         let ranks = threads::run(2, Duration::from_secs(60), |world| {
             let mesh = isobar_manager::DeviceMesh::new(&world, &[2], &["domain"]).unwrap();
-            let source = Source::open(&config).unwrap();
+            let source = Source::open(&config, None).unwrap();
             let window = ShardedFields::new(&mesh, &[5, 4]).unwrap().window(&[5, 4]).unwrap();
             let options = (Kind::Double, Device::Cpu);
             let place =
                 Place { window: &window, target_window: &window, options, own: 3, at_once: 3, keep: None };
             let fields = Fields::read_alike(&source, &config, &place, &world).unwrap();
-            let own = Statics::read(&source, &window).unwrap();
+            let own = Statics::read(&source, &window, 0.0).unwrap();
             // Rank 0's normalisation is that of every rank.
             let normalizers = (fields.input, fields.change, fields.statics, fields.forcing);
             let normalizers = serde_json::to_vec(&normalizers).unwrap();
@@ -466,7 +498,7 @@ mod tests {
     fn what_does_not_fit_is_refused(#[case] own: Value, #[case] expected: &str) {
         let folder = folder();
         let config = config(&folder, own);
-        let opened = Source::open(&config).and_then(|source| source.has_samples(&config));
+        let opened = Source::open(&config, None).and_then(|source| source.has_samples(&config));
         let error = opened.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
@@ -476,8 +508,8 @@ mod tests {
     #[case::flat("flat", "which is the same at all points")]
     fn statics_that_are_none_are_refused(#[case] name: &str, #[case] expected: &str) {
         let folder = folder();
-        let source = Source::open(&config(&folder, json!({ "statics": [name] }))).unwrap();
-        let read = Statics::read(&source, &[0..5, 0..4]).and_then(|_| Statics::normalizer(&source));
+        let source = Source::open(&config(&folder, json!({ "statics": [name] })), None).unwrap();
+        let read = Statics::read(&source, &[0..5, 0..4], 0.0).and_then(|_| Statics::normalizer(&source));
         let error = read.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }

@@ -11,7 +11,7 @@ use tch::Tensor;
 use crate::calendar::TimeUnit;
 use crate::dataset::{Dataset, DatasetWriter, Window, choose};
 use crate::grid::PredictionMeta;
-use crate::{Error, Result, Statistics};
+use crate::{DataVariable, Error, Normalizer, Result, Statistics};
 
 /// A data set whose missing values, which its reader gives as NaN, are replaced by a number that is the same after
 /// normalisation: the mean of the channel over the training samples plus `fill` standard deviations.
@@ -20,41 +20,79 @@ use crate::{Error, Result, Statistics};
 #[derive(Debug)]
 pub(crate) struct Filled {
     data: Arc<dyn Dataset>,
-    training: Arc<Training>,
+    fills: Arc<Fills>,
 }
 
-/// Statistics of the training samples, computed once for each variable.
+/// Numbers that replace missing values, by variable: from scales that are given, or else from statistics of the training samples,
+/// which are computed at the first gap.
 #[derive(Debug)]
-pub(crate) struct Training {
-    data: Arc<dyn Dataset>,
+pub(crate) struct Fills {
+    training: Arc<dyn Dataset>,
     samples: Range<usize>,
     fill: f64,
     /// Variables whose missing values stay NaN.
     kept: BTreeSet<String>,
-    known: Mutex<BTreeMap<String, Vec<Option<Statistics>>>>,
+    /// One number for each channel.
+    known: Mutex<BTreeMap<String, Vec<f32>>>,
 }
 
-impl Training {
-    /// Of these samples, with missing values as NaN.
+impl Fills {
+    /// Of these training samples, with missing values as NaN.
     pub(crate) fn new(
-        data: Arc<dyn Dataset>,
+        training: Arc<dyn Dataset>,
         samples: Range<usize>,
         fill: f64,
         kept: BTreeSet<String>,
     ) -> Arc<Self> {
-        Arc::new(Self { data, samples, fill, kept, known: Mutex::default() })
+        Arc::new(Self { training, samples, fill, kept, known: Mutex::default() })
     }
 
-    fn statistics(&self, variables: &[&str]) -> Result<Vec<Option<Statistics>>> {
-        let mut all = Vec::new();
-        for &name in variables {
-            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            if !known.contains_key(name) {
-                known.insert(name.to_owned(), self.data.statistics(&[name], self.samples.clone())?);
-            }
-            all.extend(known.get(name).into_iter().flatten().copied());
+    /// Takes the numbers from the scales of variables, in their order.
+    ///
+    /// # Errors
+    /// Scales of another number of channels.
+    pub(crate) fn set_scales(&self, variables: &[&str], scales: &Normalizer) -> Result<()> {
+        let chosen = choose(&*self.training, variables)?;
+        let channels: usize = chosen.iter().map(|variable| variable.channels.len()).sum();
+        let (mean, std) = (scales.mean(), scales.std());
+        if mean.len() != channels && mean.len() != 1 {
+            return Err(Error::Invalid(format!(
+                "there are scales of {} channels for the {channels} of {variables:?}",
+                mean.len()
+            )));
         }
-        Ok(all)
+        // Two numbers may be those of all channels.
+        let mut scales = mean.iter().zip(std).cycle().map(|(mean, std)| self.number(*mean, *std));
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        for variable in chosen {
+            let fills = scales.by_ref().take(variable.channels.len()).collect();
+            known.insert(variable.name, fills);
+        }
+        Ok(())
+    }
+
+    fn number(&self, mean: f64, std: f64) -> f32 {
+        (mean + self.fill * std) as f32
+    }
+
+    /// One number for each channel of a variable.
+    fn of(&self, variable: &DataVariable) -> Result<Vec<f32>> {
+        let name = variable.name.as_str();
+        if self.kept.contains(name) {
+            return Ok(vec![f32::NAN; variable.channels.len()]);
+        }
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(fills) = known.get(name) {
+            return Ok(fills.clone());
+        }
+        let statistics = self.training.statistics(&[name], self.samples.clone())?;
+        let fill = |(channel, of): (&String, Option<Statistics>)| {
+            let of = of.ok_or_else(|| no_values(&*self.training, channel))?;
+            Ok(self.number(of.mean, of.std))
+        };
+        let fills = variable.channels.iter().zip(statistics).map(fill).collect::<Result<Vec<f32>>>()?;
+        known.insert(name.to_owned(), fills.clone());
+        Ok(fills)
     }
 }
 
@@ -67,8 +105,8 @@ fn no_values(data: &dyn Dataset, channel: &str) -> Error {
 }
 
 impl Filled {
-    pub(crate) fn new(data: Arc<dyn Dataset>, training: &Arc<Training>) -> Self {
-        Self { data, training: Arc::clone(training) }
+    pub(crate) fn new(data: Arc<dyn Dataset>, fills: &Arc<Fills>) -> Self {
+        Self { data, fills: Arc::clone(fills) }
     }
 }
 
@@ -97,27 +135,17 @@ impl Dataset for Filled {
         if missing.numel() == 0 || missing.f_any()?.f_int64_value(&[])? == 0 {
             return Ok(values);
         }
-        let mut fills = Vec::new();
-        for variable in choose(&*self.data, variables)? {
-            if self.training.kept.contains(&variable.name) {
-                fills.extend(variable.channels.iter().map(|_| f32::NAN));
-                continue;
-            }
-            let statistics = self.training.statistics(&[&variable.name])?;
-            for (channel, of) in variable.channels.iter().zip(statistics) {
-                let of = of.ok_or_else(|| no_values(&*self.training.data, channel))?;
-                fills.push((of.mean + self.training.fill * of.std) as f32);
-            }
-        }
+        let fills = choose(&*self.data, variables)?
+            .iter()
+            .map(|variable| self.fills.of(variable))
+            .collect::<Result<Vec<_>>>()?
+            .concat();
         let mut shape = vec![1; values.dim()];
         shape[2] = fills.len() as i64;
         Ok(from_vec(fills, &shape)?.f_expand_as(&values)?.f_where_self(&missing, &values)?)
     }
 
     fn statistics(&self, variables: &[&str], samples: Range<usize>) -> Result<Vec<Option<Statistics>>> {
-        if Arc::ptr_eq(&self.data, &self.training.data) && samples == self.training.samples {
-            return self.training.statistics(variables);
-        }
         self.data.statistics(variables, samples)
     }
 

@@ -38,7 +38,7 @@ mod stills;
 mod sun;
 
 pub use self::computed::Computed;
-pub(crate) use self::filled::{Filled, Training};
+pub(crate) use self::filled::{Filled, Fills};
 pub use self::frames::Frames;
 pub(crate) use self::frames::{meta_for, time_text, times_in};
 pub(crate) use self::stills::Stills;

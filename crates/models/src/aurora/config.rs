@@ -127,6 +127,7 @@ impl Architecture for AuroraConfig {
     const SUMMARY: Option<&'static str> = Some(
         "Aurora: attention over pressure levels, and a U-Net of shifted windows over levels, latitudes and longitudes.",
     );
+    const TIME_UNIT: Option<&'static str> = Some("hours since 1970-01-01");
 
     fn traffic(&self, split: &Split) -> Option<Traffic> {
         super::traffic::of(self, split)

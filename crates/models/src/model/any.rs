@@ -17,6 +17,7 @@ use crate::traffic::{Split, Traffic};
 pub(crate) trait AnyArchitecture: std::fmt::Debug + Send + Sync {
     fn name(&self) -> &'static str;
     fn model_parallel(&self) -> bool;
+    fn time_unit(&self) -> Option<&'static str>;
     fn table(&self) -> serde_json::Result<Value>;
     fn copied(&self) -> Box<dyn AnyArchitecture>;
     fn build_dense(&self, params: &mut Scope<'_, Tensor>) -> Result<Box<dyn Model<Tensor>>>;
@@ -40,6 +41,10 @@ impl<C: Architecture> AnyArchitecture for C {
 
     fn model_parallel(&self) -> bool {
         C::MODEL_PARALLEL
+    }
+
+    fn time_unit(&self) -> Option<&'static str> {
+        C::TIME_UNIT
     }
 
     fn table(&self) -> serde_json::Result<Value> {

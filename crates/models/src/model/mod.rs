@@ -113,6 +113,10 @@ pub trait Architecture:
     /// True if the model's channels can be split over the ranks of the mesh's axis `model`.
     const MODEL_PARALLEL: bool = false;
 
+    /// Unit of `time` that the model needs, as in CF: the program converts times of data in another unit since a date. `None` for
+    /// the unit of the data.
+    const TIME_UNIT: Option<&'static str> = None;
+
     /// Makes the model; its parameters come from `params`. All ranks call.
     ///
     /// # Errors

@@ -151,6 +151,12 @@ impl ModelConfig {
         self.0.model_parallel()
     }
 
+    /// Returns the unit of `time` that the model needs, whatever that of the data is. See
+    /// [`Architecture::TIME_UNIT`](crate::Architecture::TIME_UNIT).
+    pub fn time_unit(&self) -> Option<&'static str> {
+        self.0.time_unit()
+    }
+
     fn table(&self) -> serde_json::Result<Map<String, Value>> {
         isobar_registry::tagged(self.name(), self.0.table()?)
     }

@@ -7,6 +7,9 @@ use serde_json::Value;
 use crate::checkpoint::RunState;
 use crate::error::{Error, Result};
 
+/// Key of an identity that checkpoints of earlier versions lack.
+const CHANNELS: &str = "channels";
+
 /// Refuses to go on with another run: with other global batches than those so far, of which some would be left out or
 /// repeated, or with other fields or another model.
 pub(super) fn check_same_run(saved: &RunState, now: &RunState, path: &Path) -> Result<()> {
@@ -55,7 +58,8 @@ pub(super) fn check_counts(saved: &RunState, batches: u64, path: &Path) -> Resul
 pub(super) fn differences(key: &str, saved: &Value, now: &Value, found: &mut Vec<String>) {
     match (saved, now) {
         (Value::Object(a), Value::Object(b)) => {
-            let more = b.keys().filter(|name| !a.contains_key(*name));
+            let later = |name: &str| key == "identity" && name == CHANNELS;
+            let more = b.keys().filter(|name| !a.contains_key(*name) && !later(name));
             for name in a.keys().chain(more) {
                 // The full name is given only if one side has no value.
                 let inner =
@@ -78,6 +82,7 @@ fn shown(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use rstest::rstest;
+    use serde_json::json;
 
     use super::*;
     use crate::loss_scale::LossScale;
@@ -95,6 +100,20 @@ mod tests {
     fn counts_of_runs_are_taken(#[case] epoch: u64, #[case] batch: u64, #[case] losses: u64) {
         let state = RunState { loss_scale: Some(LossScale::default()), ..state(epoch, batch, losses) };
         check_counts(&state, 3, Path::new("step")).unwrap();
+    }
+
+    #[test]
+    fn channels_are_compared_where_a_checkpoint_names_them() {
+        let found = |saved: Value| {
+            let now = json!({ "model": { "type": "fno" }, "channels": { "inputs": ["z_500", "z_850"] } });
+            let mut found = Vec::new();
+            differences("identity", &saved, &now, &mut found);
+            found
+        };
+        assert!(found(json!({ "model": { "type": "fno" } })).is_empty());
+        let other =
+            found(json!({ "model": { "type": "fno" }, "channels": { "inputs": ["z_850", "z_500"] } }));
+        assert_eq!(other, [r#"channels.inputs ["z_850","z_500"], this run has ["z_500","z_850"]"#]);
     }
 
     #[rstest]

@@ -1,0 +1,117 @@
+//! Names of the channels of a network, which its checkpoints keep: other data of the same shapes may have other levels, or theirs in
+//! another order.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use isobar_command::exit::{Because, Exit};
+use isobar_data::{DataVariable, Dataset, choose};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::roles::as_str;
+use super::source::Source;
+
+/// Names of channels by the role of their variables.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Channels {
+    inputs: Vec<String>,
+    targets: Vec<String>,
+    forcings: Vec<String>,
+    statics: Vec<String>,
+}
+
+impl Channels {
+    /// Key of a run's identity.
+    pub(crate) const KEY: &'static str = "channels";
+
+    /// Those of an open data set.
+    pub(crate) fn of(source: &Source) -> Result<Self> {
+        let names = |data: &dyn Dataset, variables: &[String]| -> Result<Vec<String>> {
+            if variables.is_empty() {
+                return Ok(Vec::new());
+            }
+            let channels = |variable: DataVariable| variable.channels;
+            Ok(choose(data, &as_str(variables))?.into_iter().flat_map(channels).collect())
+        };
+        let (data, targets) = (&*source.data, &**source.targets());
+        Ok(Self {
+            inputs: names(data, &source.inputs)?,
+            targets: names(targets, &source.targets)?,
+            forcings: names(data, &source.names.forcings)?,
+            statics: names(data, &source.names.statics)?,
+        })
+    }
+
+    /// Those that a checkpoint with this identity was trained on; `None` in checkpoints of earlier versions.
+    pub(crate) fn recorded(identity: &Value) -> Option<Self> {
+        serde_json::from_value(identity.get(Self::KEY)?.clone()).ok()
+    }
+
+    /// Rejects data with other channels than those that the checkpoint at `path` was trained on.
+    pub(crate) fn check(&self, path: &Path, source: &Source) -> Result<()> {
+        match self.difference(&Self::of(source)?, &source.path().to_string()) {
+            None => Ok(()),
+            Some(difference) => bail!(
+                Exit::Usage.because(format!("{} was trained with the channels {difference}", path.display()))
+            ),
+        }
+    }
+
+    /// The first role with other channels in `data`, and how to give the same.
+    fn difference(&self, now: &Self, data: &str) -> Option<String> {
+        let pairs = [
+            ("inputs", &self.inputs, &now.inputs),
+            ("targets", &self.targets, &now.targets),
+            ("forcings", &self.forcings, &now.forcings),
+            ("statics", &self.statics, &now.statics),
+        ];
+        let (role, trained, now) = pairs.into_iter().find(|(_, trained, now)| trained != now)?;
+        let sorted = |names: &[String]| {
+            let mut names = names.to_vec();
+            names.sort();
+            names
+        };
+        let help = match sorted(trained) == sorted(now) {
+            true => "name them in the order of training, levels by --set 'data.levels=[…]'",
+            false => "give data with the channels of training",
+        };
+        Some(format!("{trained:?} of its {role}, and those of {data} are {now:?}; {help}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn channels(inputs: &[&str]) -> Channels {
+        let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        Channels {
+            inputs: names(inputs),
+            targets: names(&["t2m"]),
+            forcings: Vec::new(),
+            statics: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn other_channels_are_named_with_a_way_out() {
+        let trained = channels(&["z_500", "z_850"]);
+        assert_eq!(trained.difference(&channels(&["z_500", "z_850"]), "new.nc"), None);
+        let turned = trained.difference(&channels(&["z_850", "z_500"]), "new.nc").unwrap();
+        assert_eq!(
+            turned,
+            "[\"z_500\", \"z_850\"] of its inputs, and those of new.nc are [\"z_850\", \"z_500\"]; name them in the order of \
+             training, levels by --set 'data.levels=[…]'"
+        );
+        let other = trained.difference(&channels(&["z_500", "z_700"]), "new.nc").unwrap();
+        assert!(other.ends_with("give data with the channels of training"), "{other}");
+    }
+
+    #[test]
+    fn checkpoints_of_earlier_versions_name_no_channels() {
+        assert!(Channels::recorded(&serde_json::json!({ "data": {} })).is_none());
+        let identity = serde_json::json!({ Channels::KEY: channels(&["u"]) });
+        assert_eq!(Channels::recorded(&identity).unwrap().inputs, ["u"]);
+    }
+}
