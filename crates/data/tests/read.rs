@@ -142,7 +142,8 @@ fn what_is_written_is_read_back_in_any_portions() {
     let (samples, n) = (31, 5);
     let nu: Vec<f32> = (0..samples * n * n).map(|i| i as f32).collect();
     let u: Vec<f32> = nu.iter().map(|value| -value).collect();
-    let mut writer = DarcyWriter::create(&path, samples, n, 2.5).unwrap();
+    let [x, y] = [[0.0, 0.25, 0.5, 0.75, 1.0], [-2.0, -1.0, 0.0, 1.0, 2.0]];
+    let mut writer = DarcyWriter::create(&path, samples, n, 2.5).unwrap().on_points(&x, &y).unwrap();
     for range in [0..2, 2..2, 2..26, 26..31] {
         let range = range.start * n * n..range.end * n * n;
         writer.append(&nu[range.clone()], &u[range]).unwrap();
@@ -152,6 +153,7 @@ fn what_is_written_is_read_back_in_any_portions() {
 
     let file = DarcyFile::open(&path).unwrap();
     assert_eq!((file.len(), file.rows(), file.cols(), file.beta()), (samples, n, n, 2.5));
+    assert_eq!((file.x(), file.y()), (&x[..], &y[..]));
     let all: Vec<usize> = (0..samples).collect();
     let batch = file.read(&all, 0..n, 0..n).unwrap();
     assert_eq!((values(&batch.nu), values(&batch.u)), (nu, u));

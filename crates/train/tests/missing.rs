@@ -147,6 +147,22 @@ fn samples_without_a_value_have_no_metrics() {
     assert!(all.iter().all(|score| score.is_finite()) && all == last, "{all:?} {last:?}");
 }
 
+/// A truth that is zero everywhere has a finite spectrum error.
+#[test]
+fn a_truth_without_energy_has_a_spectrum_error() {
+    let spectrum: [MetricKind; 1] = [serde_json::from_value("spectrum".into()).unwrap()];
+    let wave = (Tensor::arange(8, (Kind::Float, Device::Cpu)) * 0.7).sin().view([1, 1, 8]);
+    let nothing = wave.zeros_like();
+    let score = |prediction: &[&Tensor], target: &[&Tensor]| {
+        let forecast = Forecast::new(&Tensor::cat(prediction, 0), &Tensor::cat(target, 0)).unwrap();
+        scores_of(&spectrum, &forecast).unwrap()[0][0]
+    };
+    assert_eq!(score(&[&nothing], &[&nothing]), 0.0);
+    assert_eq!(score(&[&wave], &[&nothing]), 1.0);
+    let both = score(&[&wave, &(&wave * 2.0)], &[&nothing, &wave]);
+    assert!((both - (1.0 + 3.0) / 2.0).abs() < 1e-5, "{both}");
+}
+
 /// Points without a climatology have no part in the ACC, with and without a mask.
 #[test]
 fn points_without_a_climatology_do_not_count() {

@@ -1,6 +1,6 @@
 //! Error of the energy spectrum.
 
-use isobar_array::{Reduction, Unary, periodic};
+use isobar_array::{Comparison, Reduction, Unary, periodic};
 use isobar_registry::Registered;
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,8 @@ use super::{Forecast, Metric, MetricArray};
 use crate::error::Result;
 
 /// Mean over samples of Σₖ |Eₖ(p) − Eₖ(t)| / Σₖ Eₖ(t), where Eₖ is the energy of a field in the shell of wave number k
-/// ([`periodic::energy_spectrum`]). Fields are taken as periodic, and points are not weighted.
+/// ([`periodic::energy_spectrum`]). A truth without energy counts 1, or 0 if it is predicted exactly. Fields are taken as
+/// periodic, and points are not weighted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Spectrum {}
@@ -27,7 +28,12 @@ impl Metric for Spectrum {
         );
         let sum = |x: &A| x.reduce(Reduction::Sum, &[-1], false);
         let difference = sum(&of_prediction.sub(&of_target)?.unary(Unary::Abs)?)?;
-        Ok(vec![difference.div(&sum(&of_target)?)?])
+        let energy = sum(&of_target)?;
+        let nothing = |x: &A| x.compare(Comparison::Eq, &x.mul_scalar(0.0)?);
+        // Without energy in the truth, the difference is the energy of the prediction.
+        let scale = nothing(&energy)?.select_where(&difference, &energy)?;
+        let scale = scale.masked_fill(&nothing(&difference)?, 1.0)?;
+        Ok(vec![difference.div(&scale)?])
     }
 }
 

@@ -119,6 +119,7 @@ impl Dataset for Darcy {
             )));
         }
         let writer = DarcyWriter::create(path, meta.samples, file.rows(), file.beta())?;
+        let writer = writer.on_points(file.x(), file.y())?;
         meta.attributes.iter().try_for_each(|(name, text)| writer.attribute(name, text))?;
         Ok(Box::new(Writer { writer, pending: [None, None], sample: 0 }))
     }

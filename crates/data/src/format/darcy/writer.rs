@@ -68,6 +68,26 @@ impl DarcyWriter {
         write_attribute(&self.aside, name, value)
     }
 
+    /// Puts the fields on other points than the cell centres of the unit square: coordinates of rows and of columns.
+    ///
+    /// # Errors
+    /// Other numbers of coordinates than the fields have points, or a disk that is full.
+    pub fn on_points(self, x: &[f64], y: &[f64]) -> Result<Self> {
+        for (name, points) in [(X, x), (Y, y)] {
+            if points.len() != self.size {
+                return Err(Error::Invalid(format!(
+                    "{name:?} has {} coordinates for {} points",
+                    points.len(),
+                    self.size
+                )));
+            }
+            let points: Vec<f32> = points.iter().map(|&point| point as f32).collect();
+            let written = self.aside.file().dataset(name).and_then(|dataset| dataset.write(&points));
+            written.map_err(|error| Error::hdf5(self.aside.target(), "write coordinates", error))?;
+        }
+        Ok(self)
+    }
+
     /// Adds one or more samples: both slices are `[sample, x, y]`, flattened.
     ///
     /// # Errors
