@@ -419,6 +419,9 @@ impl<'a, T: Task> Run<'a, T> {
             if self.validated_at != Some(self.state.step) {
                 let validation = self.validated()?;
                 self.improves(&validation);
+                if !self.summary.losses.is_empty() {
+                    self.record_validation(&validation)?;
+                }
             }
             if self.saved != Some(self.state.step) {
                 self.save(false)?;
@@ -458,8 +461,8 @@ impl<'a, T: Task> Run<'a, T> {
                 self.summary.stopped = Some(stop);
                 return Ok(());
             }
-            // After the last batch of an epoch the checkpoint is that of the epoch.
-            if self.due && (self.state.batch as usize) < batches.len() {
+            // After the last batch of an epoch the checkpoint is that of the epoch; after the last step it follows the validation.
+            if self.due && (self.state.batch as usize) < batches.len() && !self.ends() {
                 self.save(false)?;
             }
         }

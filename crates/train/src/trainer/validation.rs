@@ -246,9 +246,29 @@ impl<T: Task> Run<'_, T> {
         Ok(Some(sums_over(data, sums)?))
     }
 
+    /// Shows and records the loss and errors after an epoch.
     pub(super) fn report(&mut self, epoch: u64, loss: f64, validation: &Validation) -> Result<()> {
-        let mut values = vec![("epoch_loss".to_owned(), loss)];
-        let mut line = format!("loss {}", significant(loss));
+        let (mut values, errors) = self.described(validation);
+        values.insert(0, ("epoch_loss".to_owned(), loss));
+        self.progress.epoch_end(epoch, &format!("loss {}{errors}", significant(loss)));
+        self.record_all(epoch, &values)
+    }
+
+    /// Records the errors of a validation within an epoch.
+    pub(super) fn record_validation(&mut self, validation: &Validation) -> Result<()> {
+        let (values, _) = self.described(validation);
+        self.record_all(self.state.epoch, &values)
+    }
+
+    fn record_all(&mut self, epoch: u64, values: &[(String, f64)]) -> Result<()> {
+        let values: Vec<(&str, f64)> = values.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+        self.record(epoch, &values)
+    }
+
+    /// The numbers of a validation by the names of metrics, and in words.
+    fn described(&self, validation: &Validation) -> (Vec<(String, f64)>, String) {
+        let mut values = Vec::new();
+        let mut line = String::new();
         let named = |kind: &'static str, errors: &[VariableError]| -> Vec<(String, f64)> {
             let named = self.variables.iter().zip(errors).filter(|(variable, _)| !variable.name.is_empty());
             let numbers = named.map(|(_, error)| (!error.missing).then_some([error.relative, error.rmse]));
@@ -279,9 +299,7 @@ impl<T: Task> Run<'_, T> {
             let columns = score_columns(place, self.task.metrics(), &self.variables).into_iter();
             values.extend(columns.zip(numbers).filter_map(|(column, value)| Some((column, value?))));
         }
-        self.progress.epoch_end(epoch, &line);
-        let values: Vec<(&str, f64)> = values.iter().map(|(name, value)| (name.as_str(), *value)).collect();
-        self.record(epoch, &values)
+        (values, line)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use isobar_collectives::{Group, threads};
-use isobar_train::checkpoint::{export, verify};
+use isobar_train::checkpoint::{export, read_run_state, verify};
 use isobar_train::config::{CheckpointConfig, Resume, SaveMode};
 use isobar_train::optim::LionConfig;
 use isobar_train::{Error, FitConfig, Ranks, Signals, Stop, fit};
@@ -45,7 +45,30 @@ fn a_resumed_run_repeats_bitwise(
         let lines = read(folder, "metrics.csv");
         lines.lines().map(|line| line.split(',').take(5).collect::<Vec<_>>().join(",")).collect::<Vec<_>>()
     };
-    assert_eq!(losses(resumed.path()), losses(whole.path()), "no record is missing or twice");
+    // A run that ends within an epoch records its validation there.
+    let (mut found, within) = (losses(resumed.path()), format!("{stop},1,,,"));
+    if every_steps > 0 {
+        found.retain(|line| *line != within);
+    }
+    assert_eq!(found, losses(whole.path()), "no record is missing or twice");
+}
+
+/// The checkpoint of the last step and the records have the validation after it, whatever other checkpoints are due.
+#[rstest]
+fn the_validation_at_the_end_of_a_run_is_saved_and_recorded(#[values(0, 2, 3)] every_steps: u64) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    config.train.max_steps = Some(4);
+    config.checkpoint.every_steps = every_steps;
+    let summary = run(&Group::single(), &config).unwrap();
+    let state = read_run_state(&folder.path().join("checkpoints/step_00000004")).unwrap();
+    assert_eq!((state.step, state.epoch, state.validation_error), (4, 1, summary.validation_error));
+    let records = read(folder.path(), "metrics.jsonl");
+    let last: serde_json::Value = serde_json::from_str(records.lines().last().unwrap()).unwrap();
+    assert_eq!(
+        (last["step"].as_u64(), last["validation_error"].as_f64()),
+        (Some(4), summary.validation_error)
+    );
 }
 
 #[test]
