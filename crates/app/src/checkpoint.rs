@@ -85,8 +85,14 @@ pub(crate) fn run(command: &CheckpointCommand) -> Result<Exit> {
         }
         CheckpointCommand::Export { path, out, width: None } => {
             check_export(out)?;
-            let tensors = checkpoint::export(path, out).map_err(|error| explained(error, path))?;
-            terminal::line(&format!("{tensors} tensors  {}", out.display()));
+            let made = checkpoint::export(path, out).map_err(|error| explained(error, path))?;
+            terminal::line(&format!(
+                "{} tensors  {}  {} of {}",
+                made.tensors,
+                out.display(),
+                if made.averaged { "averages" } else { "parameters" },
+                made.checkpoint.display()
+            ));
         }
     }
     Ok(Exit::Good)

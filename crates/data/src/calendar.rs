@@ -23,6 +23,13 @@ pub struct TimeUnit {
     pub calendar: Option<String>,
 }
 
+impl fmt::Display for TimeUnit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let calendar = self.calendar.as_deref().unwrap_or("standard");
+        write!(f, "\"{}\" of the calendar {calendar}", self.unit)
+    }
+}
+
 /// A time in a configuration: a number in the unit of the file, or a date.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
@@ -137,6 +144,33 @@ impl TimeAxis {
     pub fn time(&self, instant: i64) -> f64 {
         let since = instant.saturating_sub(self.origin);
         (since.div_euclid(self.unit)) as f64 + since.rem_euclid(self.unit) as f64 / self.unit as f64
+    }
+
+    /// The time of another axis with the same date; `None` if the axes have different calendars. Since 1582-10-15, `standard` and
+    /// `proleptic_gregorian` have the same dates.
+    ///
+    /// ```
+    /// use isobar_data::{TimeAxis, TimeUnit};
+    ///
+    /// let axis = |unit: &str, calendar: &str| {
+    ///     TimeAxis::new(&TimeUnit { unit: unit.into(), calendar: Some(calendar.into()) })
+    /// };
+    /// let (days, hours) = (axis("days since 2000-01-01", "standard")?, axis("hours since 2000-01-02", "proleptic_gregorian")?);
+    /// assert_eq!(days.convert(2.5, &hours), Some(36.0));
+    /// assert_eq!(days.convert(2.5, &axis("days since 2000-01-01", "noleap")?), None);
+    /// # Ok::<(), isobar_data::Error>(())
+    /// ```
+    pub fn convert(&self, time: f64, to: &Self) -> Option<f64> {
+        let instant = self.instant(time);
+        // Days that the Julian year 0 of `standard` starts before the Gregorian one.
+        let days = match (self.calendar, to.calendar) {
+            (from, other) if from == other => return Some(to.time(instant)),
+            (Calendar::Standard, Calendar::ProlepticGregorian) => -2,
+            (Calendar::ProlepticGregorian, Calendar::Standard) => 2,
+            _ => return None,
+        };
+        let first = self.calendar.days(1582, 10, 15)?.saturating_mul(DAY);
+        (instant >= first).then(|| to.time(instant.saturating_add(days * DAY)))
     }
 
     /// The date of a time of the axis.

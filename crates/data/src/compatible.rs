@@ -49,7 +49,8 @@ pub(crate) fn check(whole: &dyn Dataset, other: &dyn Dataset, key: &str) -> Resu
                 return misfit(format!("`{name}` {}", kind(own.uniform)), kind(variable.uniform).to_owned());
             }
             Some(own) if own.unit.is_some() && variable.unit.is_some() && own.unit != variable.unit => {
-                let (found, expected) = (&own.unit, &variable.unit);
+                let [found, expected] =
+                    [own, variable].map(|variable| variable.unit.as_deref().unwrap_or_default());
                 return misfit(format!("`{name}` in {found:?}"), format!("{expected:?}"));
             }
             Some(_) => (),

@@ -70,6 +70,11 @@ fn check_pair(inputs: &dyn Dataset, targets: &dyn Dataset) -> Result<()> {
         Some(times) => format!("{} times", times.len()),
         None => "none".to_owned(),
     };
+    // Names other calendars, which may be why there are other times.
+    let others = match (inputs.time_unit(), targets.time_unit()) {
+        (Some(unit), Some(other)) if unit != other => times_in(targets, unit)?,
+        _ => targets.times().unwrap_or_default().to_vec(),
+    };
     if inputs.times().map(<[f64]>::len) != targets.times().map(<[f64]>::len) {
         return misfit("different times", word(inputs), word(targets));
     }
@@ -81,10 +86,6 @@ fn check_pair(inputs: &dyn Dataset, targets: &dyn Dataset) -> Result<()> {
         );
     }
     let times = inputs.times().unwrap_or_default();
-    let others = match (inputs.time_unit(), targets.time_unit()) {
-        (Some(unit), Some(other)) if unit != other => times_in(targets, unit)?,
-        _ => targets.times().unwrap_or_default().to_vec(),
-    };
     // Conversion rounds times: by less than a thousandth of a step, or of the unit for a single time.
     let steps = times.windows(2).map(|pair| (pair[1] - pair[0]).abs());
     let step = steps.reduce(f64::min).unwrap_or(1.0).min(1e3);

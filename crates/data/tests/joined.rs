@@ -237,7 +237,7 @@ fn a_folder_of_three_sets_is_all_of_them() {
     "b.nc has latitude = 5 at index 1, expected latitude = 0 as",
     "data.path"
 )]
-#[case::unit(Part { in_metres: false, ..Part::new(0..2, 7..12) }, "b.nc has `h` in Some(\"km\")", "data.path")]
+#[case::unit(Part { in_metres: false, ..Part::new(0..2, 7..12) }, "b.nc has `h` in \"km\"", "data.path")]
 fn files_that_do_not_fit_are_refused_by_name(
     #[case] second: Part,
     #[case] expected: &str,

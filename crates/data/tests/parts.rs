@@ -284,7 +284,20 @@ fn other_files_are_validation_and_test_sets() {
     let other = folder.path().join("months.h5");
     Series { calendar: Some("360_day"), ..Series::default() }.write(&other);
     let error = refusal(&path, json!({ "validation_path": other }));
-    assert!(error.contains("with the same calendar"), "{error}");
+    let words = "its times are in \"hours since 2000-01-01\" of the calendar 360_day, expected";
+    assert!(error.contains(words) && error.contains("of the calendar standard"), "{error}");
+    // The same dates.
+    let other = folder.path().join("proleptic.h5");
+    let proleptic = Some("proleptic_gregorian");
+    Series {
+        unit: "days since 1970-01-01",
+        calendar: proleptic,
+        times: vec![10957.0, 10957.25],
+        ..Series::default()
+    }
+    .write(&other);
+    let joined = parts(&path, json!({ "validation_path": other })).unwrap();
+    assert_eq!(joined.validation.data.times().unwrap(), [0.0, 6.0]);
 }
 
 #[test]

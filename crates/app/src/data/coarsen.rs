@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use isobar_data::{
-    Content, DataVariable, Dataset, Dim, PredictionMeta, Storage, Window, block_means, choose, coarse_fields,
-    writer,
+    Content, DataVariable, Dataset, Dim, Missing, PredictionMeta, Storage, Window, block_means, choose,
+    coarse_fields, writer,
 };
 
 use super::open::DataArgs;
@@ -30,7 +30,8 @@ pub(crate) struct CoarsenArgs {
     /// Variables to take; by default all
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     variables: Vec<String>,
-    /// Coarsening factor: number of points along each dim whose mean is a point of the coarse grid
+    /// Coarsening factor: number of points along each dim whose mean is a point of the coarse grid; a mean of points of which one is
+    /// missing is missing
     #[arg(long, value_name = "POINTS", default_value_t = 4)]
     factor: usize,
     /// Write only the means, on the coarse grid and with the times of the source, as inputs of a run whose [data.target] is the source
@@ -44,10 +45,12 @@ pub(crate) struct CoarsenArgs {
 /// Runs the command.
 pub(super) fn run(args: &CoarsenArgs) -> Result<Exit> {
     let source = DataArgs { path: args.source.clone(), format: args.from.clone(), set: args.set.clone() };
-    let (data, _, _) = source.open()?;
+    let source = source.with_variables(&args.variables)?;
+    let (data, config, _) = source.open()?;
+    let missing = config.data.missing != Missing::Error;
     outputs::check("TARGET", &[&args.target], &source.inputs(&*data))?;
     outputs::make_parent(&args.target)?;
-    let samples = coarsen(&*data, args)?;
+    let samples = coarsen(&*data, args, missing)?;
     terminal::line(&format!(
         "{} with {samples} samples from {}",
         args.target.display(),
@@ -57,7 +60,7 @@ pub(super) fn run(args: &CoarsenArgs) -> Result<Exit> {
 }
 
 /// Writes the pairs, and returns their number.
-fn coarsen(data: &dyn Dataset, args: &CoarsenArgs) -> Result<usize> {
+fn coarsen(data: &dyn Dataset, args: &CoarsenArgs, missing: bool) -> Result<usize> {
     let [first, second] = data.dims() else {
         return Err(Exit::Usage
             .because(format!(
@@ -73,11 +76,12 @@ fn coarsen(data: &dyn Dataset, args: &CoarsenArgs) -> Result<usize> {
     let variables = choose(data, if names.is_empty() { &known } else { &names })?;
     let variables: Vec<DataVariable> = variables.into_iter().map(DataVariable::varying).collect();
     if args.means {
-        return means(data, &variables, args);
+        return means(data, &variables, args, missing);
     }
     let frames = data.times().map_or(1, <[f64]>::len);
     let samples = data.samples() * frames;
     let content = content(data, &variables, samples, args);
+    let content = Content { meta: PredictionMeta { missing, ..content.meta }, ..content };
     let mut target = writer(None, &args.target)?.create(&args.target, &content).map_err(mended)?;
     let points: Vec<_> = data.dims().iter().map(|dim| 0..dim.coordinates.len()).collect();
     let bar = bar(samples as u64, "frames")?;
@@ -100,7 +104,7 @@ fn coarsen(data: &dyn Dataset, args: &CoarsenArgs) -> Result<usize> {
 }
 
 /// Writes the means over blocks, on the coarse grid, and returns the number of samples.
-fn means(data: &dyn Dataset, variables: &[DataVariable], args: &CoarsenArgs) -> Result<usize> {
+fn means(data: &dyn Dataset, variables: &[DataVariable], args: &CoarsenArgs, missing: bool) -> Result<usize> {
     let frames = data.times().map_or(1, <[f64]>::len);
     let center = |block: &[f64]| block.iter().sum::<f64>() / block.len() as f64;
     let coarse = |dim: &Dim| Dim {
@@ -109,7 +113,7 @@ fn means(data: &dyn Dataset, variables: &[DataVariable], args: &CoarsenArgs) -> 
     };
     let meta = meta(data, variables, (data.samples(), data.times().unwrap_or_default()), args);
     let content = Content {
-        meta,
+        meta: PredictionMeta { missing, ..meta },
         time_unit: data.time_unit().cloned(),
         dims: data.dims().iter().map(coarse).collect(),
         variables: variables.to_vec(),

@@ -53,11 +53,8 @@ pub(crate) struct ConvertArgs {
 /// Runs the command.
 pub(super) fn run(args: &ConvertArgs) -> Result<Exit> {
     let _shown = show_where_nobody_does(0);
-    let mut set = args.set.clone();
-    if !args.variables.is_empty() {
-        set.push(format!("data.fields={}", serde_json::to_string(&args.variables)?));
-    }
-    let source = DataArgs { path: args.source.clone(), format: args.from.clone(), set };
+    let source = DataArgs { path: args.source.clone(), format: args.from.clone(), set: args.set.clone() };
+    let source = source.with_variables(&args.variables)?;
     let (data, config, _) = source.open()?;
     let storage = Storage { chunks: chunks(&args.chunk)?, deflate: args.deflate };
     outputs::check("TARGET", &[&args.target], &source.inputs(&*data))?;

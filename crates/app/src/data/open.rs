@@ -26,6 +26,14 @@ pub(super) struct DataArgs {
 }
 
 impl DataArgs {
+    /// Reads these variables, if some are named; otherwise those of the configuration, or all.
+    pub(super) fn with_variables(mut self, names: &[String]) -> Result<Self> {
+        if !names.is_empty() {
+            self.set.push(format!("data.fields={}", serde_json::to_string(names)?));
+        }
+        Ok(self)
+    }
+
     /// Opens the data set, and returns it with the configuration, and whether that is of a run. Names arrays that are left out.
     pub(super) fn open(&self) -> Result<(Box<dyn Dataset>, Config, bool)> {
         let opened = self.open_quietly()?;
@@ -62,8 +70,9 @@ impl DataArgs {
         }
         let formats = match &self.format {
             Some(format) => vec![format.clone()],
-            None => formats(&self.path)?,
+            None => named_in(&self.set, formats(&self.path)?),
         };
+        let several = formats.len() > 1;
         let path = format!("data.path={}", serde_json::Value::from(self.path.to_string_lossy()));
         let mut first = None;
         for format in formats {
@@ -72,10 +81,14 @@ impl DataArgs {
             let config = config::load(None, &sets)?.value;
             match config.data.open_all() {
                 Ok(data) => return Ok((data, config, false)),
-                Err(error) => first = first.or(Some(error)),
+                Err(error) => {
+                    let tried = format!("as format {format} (--format names another)");
+                    let error = anyhow::Error::from(error);
+                    first = first.or(Some(if several { error.context(tried) } else { error }));
+                }
             }
         }
-        Err(first.map_or_else(|| Exit::Usage.because("name the format with --format").into(), Into::into))
+        Err(first.unwrap_or_else(|| Exit::Usage.because("name the format with --format").into()))
     }
 
     /// The files and folders that the command reads: the data set's, and the configuration.
@@ -97,6 +110,18 @@ fn in_folder(folder: &Path) -> Option<PathBuf> {
     };
     let found = listed(folder).into_iter().chain(listed(&folder.join("train"))).filter(fits);
     found.min()
+}
+
+/// Of these formats those whose options are set, or all.
+fn named_in(sets: &[String], formats: Vec<String>) -> Vec<String> {
+    let is_set = |format: &&String| {
+        let key = format!("data.{format}");
+        sets.iter().any(|set| set.strip_prefix(&key).is_some_and(|rest| rest.starts_with(['.', '='])))
+    };
+    match formats.iter().filter(is_set).cloned().collect::<Vec<_>>() {
+        named if named.is_empty() => formats,
+        named => named,
+    }
 }
 
 /// The formats of a path to try, by its extension: of HDF5, the layouts before the plain one.

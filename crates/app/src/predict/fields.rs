@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use isobar_array::{Array, Convert, Elementwise};
@@ -39,6 +40,28 @@ pub(super) struct Place<'a> {
     pub(super) options: (Kind, Device),
 }
 
+/// Lines of the log on rank 0 that say how many samples are predicted, ten seconds apart at least.
+struct Progress {
+    all: usize,
+    shows: bool,
+    last: Instant,
+}
+
+impl Progress {
+    const PAUSE: Duration = Duration::from_secs(10);
+
+    fn new(all: usize, world: &Group) -> Self {
+        Self { all, shows: world.rank() == 0, last: Instant::now() }
+    }
+
+    fn predicted(&mut self, count: usize) {
+        if self.shows && self.last.elapsed() >= Self::PAUSE {
+            tracing::info!("{count} of {} samples are predicted", self.all);
+            self.last = Instant::now();
+        }
+    }
+}
+
 /// The file to write, and its attributes besides those of its schema.
 type Out<'a> = (&'a Path, &'a [(&'static str, String)]);
 
@@ -63,6 +86,7 @@ impl Prediction<'_> {
         let (kind, device) = place.options;
         let windows = Windows::new(&model.layout, place.window, place.world)?;
         let mut output = self.output(out, &source.targets, &windows, place.world)?;
+        let mut progress = Progress::new(self.samples.len(), place.world);
         let none = || vec![Vec::new(); self.steps];
         let board = Scoreboard::new(scoring.report.metrics(), known);
         let mut outcome = Outcome { first: None, errors: none(), persistence: none(), board };
@@ -103,6 +127,7 @@ impl Prediction<'_> {
                 })?;
             }
             output.check(place.world)?;
+            progress.predicted(index + 1);
         }
         output.finish(place.world)?;
         Ok(outcome)
@@ -132,6 +157,7 @@ impl Prediction<'_> {
         let layout = model.layout.targets();
         let windows = Windows::new(layout, place.target_window, place.world)?;
         let mut output = self.output(out, &both, &windows, place.world)?;
+        let mut progress = Progress::new(self.samples.len(), place.world);
         let board = Scoreboard::new(scoring.report.metrics(), 1);
         let mut outcome = Outcome { errors: vec![Vec::new()], first: None, persistence: Vec::new(), board };
         for (index, &sample) in self.samples.iter().enumerate() {
@@ -161,6 +187,7 @@ impl Prediction<'_> {
                 })?;
             }
             output.check(place.world)?;
+            progress.predicted(index + 1);
         }
         output.finish(place.world)?;
         Ok(outcome)

@@ -192,7 +192,12 @@ impl Job for Prediction<'_> {
             warning.iter().for_each(|warning| tracing::warn!("{warning}"));
             said.push(format!("prediction  {}", out.display()));
             let Beside { errors, curves, metrics, picture } = beside;
-            outcome.write_csv(&errors, &variables, &times)?;
+            outcome.write_csv(
+                &errors,
+                &variables,
+                &times,
+                if source.has_steps() { &[] } else { &baseline },
+            )?;
             said.push(format!("errors      {}", errors.display()));
             if source.has_steps() && outcome.draw_errors(&curves, &variables, &times)? {
                 said.push(format!("curves      {}", curves.display()));

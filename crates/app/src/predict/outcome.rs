@@ -125,8 +125,15 @@ impl Outcome {
         Ok(true)
     }
 
-    /// Writes a line for each step and variable, without errors where it is missing. `times` are those of the start and of each step, for trajectories.
-    pub(super) fn write_csv(&self, path: &Path, variables: &[Variable], times: &[f64]) -> Result<()> {
+    /// Writes a line for each step and variable, without errors where it is missing. `times` are those of the start and of each step, for
+    /// trajectories; `mean_field` are the errors of the baseline of other samples.
+    pub(super) fn write_csv(
+        &self,
+        path: &Path,
+        variables: &[Variable],
+        times: &[f64],
+        mean_field: &[VariableError],
+    ) -> Result<()> {
         let mut text = "step,time,variable,unit,error,rmse,baseline_error,baseline_rmse\n".to_owned();
         for Step { step, errors, persistence } in self.steps() {
             let time = times.get(step).map(f64::to_string).unwrap_or_default();
@@ -137,7 +144,8 @@ impl Outcome {
                     Some(error) => format!("{},{}", error.relative, error.rmse),
                     None => ",".to_owned(),
                 };
-                let (error, baseline) = (numbers(Some(error)), numbers(persistence.get(at)));
+                let (error, baseline) =
+                    (numbers(Some(error)), numbers(persistence.get(at).or_else(|| mean_field.get(at))));
                 text += &format!("{step},{time},{name},{unit},{error},{baseline}\n");
             }
         }
@@ -224,7 +232,9 @@ mod tests {
         let (known, missing) = (VariableError::new(0.5, 2.0), VariableError::MISSING);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("prediction.csv");
-        outcome([[known, known], [known, missing]]).write_csv(&path, &variables, &[0.0, 6.0, 12.0]).unwrap();
+        outcome([[known, known], [known, missing]])
+            .write_csv(&path, &variables, &[0.0, 6.0, 12.0], &[])
+            .unwrap();
         let text = std::fs::read_to_string(path).unwrap();
         insta::assert_snapshot!(text, @r"
         step,time,variable,unit,error,rmse,baseline_error,baseline_rmse

@@ -26,11 +26,11 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use isobar_array::{Array, Generator};
 use isobar_collectives::Group;
-use isobar_data::{Normalizer, missing_frames};
+use isobar_data::{Normalizer, Parts, missing_frames};
 use isobar_manager::DistributedManager;
 use isobar_models::{Batch, FieldSpec, ModelConfig};
 use isobar_shard::{ParallelRegion, ParamStore};
-use isobar_train::config::{Predict, ScalarsAs};
+use isobar_train::config::{DataConfig, Predict, ScalarsAs};
 use isobar_train::{
     DenseFields, FieldLayout, Forward, Network, Parameters, Ranks, ShardedFields, Variable, VariableError,
     idle_ranks, on_mesh,
@@ -219,13 +219,11 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
     let ((source, fields, conditions), _) = all_ok(&world, opened)?;
     room::check(&world, &arrangement, config, &fields, device, J::TRAINS)?;
     let Arrangement { ranks, model, domain } = arrangement;
-    if J::TRAINS
-        && world.rank() == 0
-        && let Some(found) = missing_frames(&*source.parts.train.data)
-    {
-        tracing::warn!(
-            "{found}; a training step spans the gap; select a range of times with data.train_times"
-        );
+    if world.rank() == 0 {
+        warn_of_gaps(&source, J::TRAINS);
+        if J::TRAINS {
+            warn_of_shared_files(&source, &config.data);
+        }
     }
     if let Some(mesh) = &domain
         && J::TRAINS
@@ -308,6 +306,38 @@ fn check_model(model: &ModelConfig, [given, without]: &[FieldSpec; 2]) -> Result
         )));
     }
     Ok(())
+}
+
+/// Warns of validation files that training reads, too.
+fn warn_of_shared_files(source: &Source, config: &DataConfig) {
+    let cuts = [&config.train_times, &config.validation_times].into_iter().any(Option::is_some);
+    if config.validation_path.is_none() || cuts {
+        return;
+    }
+    let Parts { train, validation, .. } = &source.parts;
+    let train = train.data.files();
+    if let Some(shared) = validation.data.files().into_iter().find(|file| train.contains(file)) {
+        tracing::warn!("{} is in data.path and in data.validation_path", shared.display());
+    }
+}
+
+/// Warns of frames that are missing in the data that are used.
+fn warn_of_gaps(source: &Source, trains: bool) {
+    let Parts { train, validation, test, .. } = &source.parts;
+    let (train, validation) = ((train, "train"), (validation, "validation"));
+    let used = match (trains, test) {
+        (true, _) => vec![train, validation],
+        (false, Some(test)) => vec![(test, "test")],
+        (false, None) => vec![validation],
+    };
+    let mut known: Vec<String> = Vec::new();
+    for (part, name) in used {
+        let Some(found) = missing_frames(&*part.data).filter(|found| !known.contains(found)) else {
+            continue;
+        };
+        tracing::warn!("{found}; a step spans the gap; select a range of times with data.{name}_times");
+        known.push(found);
+    }
 }
 
 fn made<L: FieldLayout, F>(

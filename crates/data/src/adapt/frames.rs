@@ -79,19 +79,17 @@ impl Frames {
 /// # Errors
 /// Units of which one is no unit since a date, or different calendars.
 pub(crate) fn times_in(data: &dyn Dataset, unit: &TimeUnit) -> Result<Vec<f64>> {
-    let differ = |reason: &str| {
+    let differ = || {
+        let own = data.time_unit().map_or("without a unit".to_owned(), |own| format!("in {own}"));
         Error::Config(format!(
-            "{}: the unit of its times is {:?}, expected {unit:?} as in data.path{reason}",
-            data.path().display(),
-            data.time_unit(),
+            "{}: its times are {own}, expected {unit}, as in the other data",
+            data.path().display()
         ))
     };
-    let own = data.time_unit().ok_or_else(|| differ(""))?;
+    let own = data.time_unit().ok_or_else(differ)?;
     let (from, to) = (TimeAxis::new(own)?, TimeAxis::new(unit)?);
-    if from.calendar() != to.calendar() {
-        return Err(differ(", with the same calendar"));
-    }
-    Ok(data.times().unwrap_or_default().iter().map(|&time| to.time(from.instant(time))).collect())
+    let times = data.times().unwrap_or_default().iter();
+    times.map(|&time| from.convert(time, &to)).collect::<Option<_>>().ok_or_else(differ)
 }
 
 /// The description of a prediction whose times are in `unit`, with times in the unit of the data set that writes it.
@@ -109,7 +107,7 @@ pub(crate) fn meta_for(
     {
         let (from, to) = (TimeAxis::new(from)?, TimeAxis::new(to)?);
         for time in meta.times.iter_mut().chain(&mut meta.sample_times) {
-            *time = to.time(from.instant(*time));
+            *time = from.convert(*time, &to).unwrap_or(*time);
         }
     }
     Ok(meta)

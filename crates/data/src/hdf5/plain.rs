@@ -79,8 +79,10 @@ impl PlainWriter {
             variables.iter().find(|variable| !is_link(&variable.name) || taken(&variable.name))
         {
             return Err(Error::Invalid(format!(
-                "{:?} cannot be the name of a dataset in an HDF5 file",
-                variable.name
+                "{:?} cannot be the name of a variable in {}: it has a `/`, or is that of a coordinate; give it another name, as in --set \
+                 'data.FORMAT.variables={{ t2m = \"group/t2m\" }}', and name it in data.fields",
+                variable.name,
+                path.display()
             )));
         }
         let aside = AtomicFile::create(path)?;

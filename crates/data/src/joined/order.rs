@@ -32,9 +32,9 @@ impl Order {
             Some(unit) if data.time_unit() != Some(unit) => times_in(data, unit)?,
             None if data.time_unit().is_some() => {
                 return Err(Error::Config(format!(
-                    "{} has times in {:?}, expected times without a unit as in {}",
+                    "{} has times in {}, expected times without a unit as in {}",
                     data.path().display(),
-                    data.time_unit(),
+                    data.time_unit().map(ToString::to_string).unwrap_or_default(),
                     first.path().display()
                 )));
             }

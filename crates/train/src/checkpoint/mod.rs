@@ -50,7 +50,7 @@ pub use self::read::{CheckpointIndex, ReadRequest, SavedTensor};
 pub use self::retention::Keep;
 pub use self::select::{CheckpointSelector, Loaded};
 pub use self::tensor_shard::{Region, TensorShard};
-pub use self::tools::{Listed, Summary, export, list, reshard, verify};
+pub use self::tools::{Exported, Listed, Summary, export, list, reshard, verify};
 use self::write::{Job, Lead, Staging};
 use crate::agree::agree;
 use crate::config::Resume;

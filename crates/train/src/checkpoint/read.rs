@@ -62,6 +62,10 @@ pub(super) struct Opened {
 }
 
 impl Opened {
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// A checkpoint's folder. Its files are looked at when they are read.
     pub(super) fn folder(path: &Path) -> Result<Self> {
         let manifest = Manifest::read(path)?;

@@ -169,19 +169,34 @@ fn cut(opened: &Opened, manifest: Manifest, out: &Path, ranks: usize) -> Result<
 }
 
 /// Writes the full parameters of a checkpoint, or their first averages if it has any, and its buffers to one safetensors file under
-/// their state-dict names; PyTorch's tools load it. If `path` is a folder of checkpoints, the newest complete one is used. Returns the
-/// number of tensors.
+/// their state-dict names; PyTorch's tools load it. If `path` is a folder of checkpoints, the newest complete one is used.
 ///
 /// # Errors
 ///
 /// [`Error::Checkpoint`] for a checkpoint that is torn or damaged; a file that cannot be written.
-pub fn export(path: &Path, out: &Path) -> Result<usize> {
+pub fn export(path: &Path, out: &Path) -> Result<Exported> {
     let (opened, manifest) = open_newest(path)?;
-    write_file(out, &manifest, |tensor| {
+    let averaged = manifest.tensors.iter().any(|tensor| {
+        let average = tensor.name.strip_prefix(MODEL).map(average_of);
+        average.is_some_and(|average| manifest.tensors.iter().any(|other| other.name == average))
+    });
+    let tensors = write_file(out, &manifest, |tensor| {
         let average = tensor.name.strip_prefix(MODEL).map(average_of);
         let averaged = average.filter(|average| manifest.tensors.iter().any(|other| other.name == *average));
         whole(&opened, averaged.as_ref().unwrap_or(&tensor.name), tensor)
-    })
+    })?;
+    Ok(Exported { tensors, checkpoint: opened.path().to_owned(), averaged })
+}
+
+/// Result of [`export`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exported {
+    /// Number of tensors.
+    pub tensors: usize,
+    /// The checkpoint that they are of.
+    pub checkpoint: PathBuf,
+    /// True if parameters are averages over steps (`train.average_decay`, `train.average_widths`).
+    pub averaged: bool,
 }
 
 /// Writes the tensors of a model's state dict, as `read` gives them, into one safetensors file. Returns their number.
