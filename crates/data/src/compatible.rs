@@ -9,6 +9,23 @@ use crate::{Error, Result};
 /// # Errors
 /// The first difference.
 pub(crate) fn check(whole: &dyn Dataset, other: &dyn Dataset, key: &str) -> Result<()> {
+    if other.times().is_some() != whole.times().is_some() {
+        let word =
+            |data: &dyn Dataset| if data.times().is_some() { "trajectories" } else { "samples without time" };
+        let (path, first) = (other.path().display(), whole.path().display());
+        let (found, expected) = (word(other), word(whole));
+        return Err(Error::Config(format!("{key}: {path} has {found}, expected {expected} as {first}")));
+    }
+    let names: Vec<&str> = whole.variables().iter().map(|variable| variable.name.as_str()).collect();
+    check_alike(whole, other, &names, key)
+}
+
+/// Rejects a data set with another grid than the first one, or with other channels or units of the named variables; `key` is the
+/// setting that names it.
+///
+/// # Errors
+/// The first difference.
+pub fn check_alike(whole: &dyn Dataset, other: &dyn Dataset, variables: &[&str], key: &str) -> Result<()> {
     let misfit = |found: String, expected: String| {
         let (path, first) = (other.path().display(), whole.path().display());
         Err(Error::Config(format!("{key}: {path} has {found}, expected {expected} as {first}")))
@@ -30,12 +47,7 @@ pub(crate) fn check(whole: &dyn Dataset, other: &dyn Dataset, key: &str) -> Resu
             return misfit(format!("{name} = {found} at index {at}"), format!("{name} = {expected}"));
         }
     }
-    if other.times().is_some() != whole.times().is_some() {
-        let word =
-            |data: &dyn Dataset| if data.times().is_some() { "trajectories" } else { "samples without time" };
-        return misfit(word(other).to_owned(), word(whole).to_owned());
-    }
-    for variable in whole.variables() {
+    for variable in whole.variables().iter().filter(|variable| variables.contains(&variable.name.as_str())) {
         let own = other.variables().iter().find(|own| own.name == variable.name);
         let name = &variable.name;
         match own {

@@ -35,9 +35,7 @@ pub(crate) fn is_gap(difference: f64, step: f64) -> bool {
 pub fn missing_frames(data: &dyn Dataset) -> Option<String> {
     let times = data.times()?;
     let steps: Vec<f64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    let mut sorted = steps.clone();
-    sorted.sort_by(f64::total_cmp);
-    let usual = *sorted.get(sorted.len() / 2)?;
+    let usual = median(&steps)?;
     let at = steps.iter().position(|&step| is_gap(step, usual))?;
     let text = |frame: usize| time_text(data.time_unit(), times.get(frame));
     Some(format!(
@@ -47,4 +45,31 @@ pub fn missing_frames(data: &dyn Dataset) -> Option<String> {
         text(at + 1),
         steps[at]
     ))
+}
+
+/// Returns the step of a time axis: the one that most frames have, or the mean of steps that differ, such as those of months or of
+/// rounded times. `None` for fewer than two frames.
+///
+/// ```
+/// use isobar_data::usual_step;
+///
+/// assert_eq!(usual_step(&[0.0, 6.0, 12.0, 36.0, 42.0]), Some(6.0));
+/// assert_eq!(usual_step(&[0.0, 31.0, 59.0, 90.0, 120.0]), Some(30.0));
+/// assert_eq!(usual_step(&[1.0]), None);
+/// ```
+pub fn usual_step(times: &[f64]) -> Option<f64> {
+    let steps: Vec<f64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let usual = median(&steps)?;
+    let alike = steps.iter().filter(|step| (**step - usual).abs() <= 1e-6 * usual.abs()).count();
+    if 2 * alike > steps.len() {
+        return Some(usual);
+    }
+    let regular: Vec<f64> = steps.into_iter().filter(|step| !is_gap(*step, usual)).collect();
+    Some(regular.iter().sum::<f64>() / regular.len() as f64)
+}
+
+fn median(steps: &[f64]) -> Option<f64> {
+    let mut sorted = steps.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied()
 }

@@ -27,6 +27,11 @@ impl Dim {
             && (!self.is_numbered() || self.coordinates.len() == 360)
     }
 
+    /// Returns whether the last coordinate is below the first.
+    pub fn descends(&self) -> bool {
+        matches!(&self.coordinates[..], [first, .., last] if last < first)
+    }
+
     fn is_numbered(&self) -> bool {
         self.unit.is_none() && self.coordinates.iter().enumerate().all(|(at, point)| *point == at as f64)
     }

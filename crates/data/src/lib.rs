@@ -76,6 +76,7 @@ pub use augment::Augment;
 pub use batch::{Batch, InMemory};
 pub use calendar::{Calendar, Date, TimeAxis, TimePoint, TimeUnit};
 pub use coarse::{block_means, coarse_fields};
+pub use compatible::check_alike;
 pub use config::{
     AugmentConfig, DataConfig, FormatName, FormatTables, Missing, Predict, ScalarsAs, TargetConfig,
 };
@@ -85,7 +86,7 @@ pub use error::{Error, Result};
 pub use format::darcy::{DarcyFields, DarcyFile, DarcyStatistics, DarcyWriter};
 pub use format::the_well::{WellDim, WellField, WellFile, WellMeta, WellWriter};
 pub use format::zarr::remote_stamp;
-pub use gaps::missing_frames;
+pub use gaps::{missing_frames, usual_step};
 pub use grid::{DataVariable, Dim, Levels, PredictionMeta};
 pub use halo::HaloWindow;
 pub use hdf5::isolation::check_files_with;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::adapt::{time_text, times_in};
 use crate::dataset::Dataset;
+use crate::grid::Dim;
 use crate::{Error, Result};
 
 /// The data sets of training, validation and test samples, of inputs or of targets.
@@ -65,6 +66,15 @@ fn check_pair(inputs: &dyn Dataset, targets: &dyn Dataset) -> Result<()> {
     };
     if inputs.dims().len() != targets.dims().len() {
         return misfit("different numbers of spatial dims", names(inputs), names(targets));
+    }
+    for (own, other) in inputs.dims().iter().zip(targets.dims()) {
+        if own.is_latitude() && other.is_latitude() && own.descends() != other.descends() {
+            let from = |dim: &Dim| match &dim.coordinates[..] {
+                [first, .., last] => format!("{} from {first} to {last}", dim.name),
+                _ => dim.name.clone(),
+            };
+            return misfit("opposite directions", from(own), from(other));
+        }
     }
     let word = |data: &dyn Dataset| match data.times() {
         Some(times) => format!("{} times", times.len()),

@@ -8,6 +8,7 @@ use hdf5_metno::types::VarLenUnicode;
 use hdf5_metno::{File, H5Type};
 use isobar_data::{
     Computed, DataConfig, Dataset, Error, Normalizer, Part, Parts, PredictionMeta, TimeAxis, Window,
+    check_alike,
 };
 use ndarray::ArrayD;
 use rstest::rstest;
@@ -435,6 +436,60 @@ fn missing_values_follow_the_scales_that_are_given() {
     let error = parts.set_scales(&["u"], &two).unwrap_err().to_string();
     assert!(error.contains("scales of 2 channels for the 1"), "{error}");
     assert!(parts.set_target_scales(&["v"], &other).is_err());
+}
+
+/// A file whose variables lie on two grids: all variables on the first, and an error where both are named.
+#[test]
+fn variables_of_staggered_grids_are_not_spread_over_both() {
+    let (_folder, path) = written(&Series::default());
+    let file = File::open_rw(&path).unwrap();
+    let edges = vec![0.0_f32; 16 * LAT * (LON + 1)];
+    let axes = ["time", "latitude", "longitude_u"];
+    array(&file, "v", &axes, &[16, LAT, LON + 1], edges, &[]);
+    drop(file);
+    let open = |fields: Value| {
+        let levels = json!({ "channel": "level" });
+        let table = json!({ "path": path, "format": "hdf5", "fields": fields, "hdf5": levels });
+        serde_json::from_value::<DataConfig>(table).unwrap()
+    };
+    let data = open(json!([])).open_all().unwrap();
+    assert_eq!(data.dims().len(), 2);
+    assert!(data.left_out().iter().any(|left| left.starts_with("v [")), "{:?}", data.left_out());
+    let error = open(json!(["u", "v"])).open().unwrap_err().to_string();
+    assert!(
+        error.contains("of which no variable has all")
+            && error.contains("`v` has [\"latitude\", \"longitude_u\"]"),
+        "{error}"
+    );
+}
+
+/// Other data, such as a climatology, have the grid, channels and units of the named variables.
+#[test]
+fn data_that_are_used_beside_others_are_alike() {
+    let (folder, path) = written(&Series::default());
+    let open = |path: &Path| {
+        let table = json!({ "path": path, "format": "hdf5", "fields": ["u"], "forcings": ["mask"], "validation_samples": 0 });
+        let config: DataConfig = serde_json::from_value(table).unwrap();
+        (config.open().unwrap(), config.open_like_targets(path.to_owned().into()).unwrap())
+    };
+    let (whole, targets) = open(&path);
+    let names: Vec<_> = targets.variables().iter().map(|variable| variable.name.as_str()).collect();
+    assert_eq!(names, ["u"], "a climatology has outputs alone");
+    check_alike(&*whole, &*targets, &["u"], "metrics.climatology").unwrap();
+    let turned = folder.path().join("turned.h5");
+    Series { latitudes: [-60.0, 0.0, 60.0], ..Series::default() }.write(&turned);
+    let error = check_alike(&*whole, &*open(&turned).1, &["u"], "metrics.climatology").unwrap_err();
+    assert!(
+        error.to_string().contains("metrics.climatology: ") && error.to_string().contains("latitude = -60")
+    );
+    // Inputs and targets are paired point by point.
+    let target = json!({ "path": turned, "format": "hdf5" });
+    let table = json!({
+        "path": path, "format": "hdf5", "inputs": ["u"], "targets": ["mask"], "target": target,
+    });
+    let config: DataConfig = serde_json::from_value(table).unwrap();
+    let error = config.parts().unwrap_err().to_string();
+    assert!(error.contains("opposite directions") && error.contains("latitude from 60 to -60"), "{error}");
 }
 
 /// The dates stay, whatever unit a model needs.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use isobar_array::{Array, Convert, Elementwise};
 use isobar_collectives::Group;
-use isobar_data::{Batch, Content, Dataset, DatasetWriter, PredictionMeta, Window, writers};
+use isobar_data::{Batch, Content, Dataset, DatasetWriter, PredictionMeta, Window, usual_step, writer};
 use isobar_models::BatchPart;
 use isobar_train::metric::Scoreboard;
 use isobar_train::{BoxError, FieldLayout, FieldModel, Forward, Roles, Sample, Start};
@@ -218,9 +218,10 @@ impl Prediction<'_> {
         };
         // An extension of another format than HDF5 names it.
         let data = self.source.targets();
-        let is_hdf5 =
-            path.extension().is_none_or(|extension| ["h5", "hdf5"].iter().any(|own| extension == *own));
-        let other = writers().into_iter().find(|writer| !is_hdf5 && writer.fits(path));
+        let is_hdf5 = path
+            .extension()
+            .is_none_or(|extension| ["h5", "hdf5", "he5", "hdf"].iter().any(|own| extension == *own));
+        let other = if is_hdf5 { None } else { Some(writer(None, path)?) };
         let content = || -> Result<Content> {
             let mut content = data.content(&meta)?;
             if other.is_some_and(|writer| writer.by_rank()) {
@@ -245,13 +246,10 @@ impl Prediction<'_> {
         Output::open(world, create, join)
     }
 
-    /// Times of the frame to start from and of each step; those beyond the data are as far apart as the last two.
+    /// Times of the frame to start from and of each step; those beyond the data are a usual step apart.
     pub(super) fn times(&self) -> Vec<f64> {
         let Some(times) = self.source.data.times() else { return Vec::new() };
-        let interval = match times {
-            [.., before, last] => last - before,
-            _ => 1.0,
-        };
+        let interval = usual_step(times).unwrap_or(1.0);
         let time = |frame: usize| {
             let beyond = frame.saturating_sub(times.len() - 1) as f64;
             times[frame.min(times.len() - 1)] + beyond * interval

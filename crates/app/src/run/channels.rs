@@ -1,24 +1,29 @@
-//! Names of the channels of a network, which its checkpoints keep: other data of the same shapes may have other levels, or theirs in
-//! another order.
+//! Names, units and direction of the channels of a network, which its checkpoints keep: other data of the same shapes may have other
+//! levels, or theirs in another order.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Result, bail};
 use isobar_command::exit::{Because, Exit};
-use isobar_data::{DataVariable, Dataset, choose};
+use isobar_data::{DataVariable, Dataset, Dim, choose};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::roles::as_str;
 use super::source::Source;
 
-/// Names of channels by the role of their variables.
-#[derive(Debug, Serialize, Deserialize)]
+/// Names of channels by the role of their variables, and what else gives their numbers a meaning.
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Channels {
     inputs: Vec<String>,
     targets: Vec<String>,
     forcings: Vec<String>,
     statics: Vec<String>,
+    /// Units of variables that have one.
+    units: BTreeMap<String, String>,
+    /// True if rows go from north to south; `None` without latitudes.
+    from_north: Option<bool>,
 }
 
 impl Channels {
@@ -35,7 +40,16 @@ impl Channels {
             Ok(choose(data, &as_str(variables))?.into_iter().flat_map(channels).collect())
         };
         let (data, targets) = (&*source.data, &**source.targets());
+        let units = |variables: Vec<DataVariable>| {
+            variables.into_iter().filter_map(|variable| Some((variable.name, variable.unit?)))
+        };
+        let of_data = [&source.inputs[..], &source.names.forcings, &source.names.statics].concat();
+        let of_data = if of_data.is_empty() { Vec::new() } else { source.chosen(&of_data)? };
+        let of_targets = source.chosen_targets(&source.targets)?;
+        let rows = data.dims().iter().find(|dim| dim.is_latitude());
         Ok(Self {
+            units: units(of_data).chain(units(of_targets)).collect(),
+            from_north: rows.map(Dim::descends),
             inputs: names(data, &source.inputs)?,
             targets: names(targets, &source.targets)?,
             forcings: names(data, &source.names.forcings)?,
@@ -52,14 +66,34 @@ impl Channels {
     pub(crate) fn check(&self, path: &Path, source: &Source) -> Result<()> {
         match self.difference(&Self::of(source)?, &source.path().to_string()) {
             None => Ok(()),
-            Some(difference) => bail!(
-                Exit::Usage.because(format!("{} was trained with the channels {difference}", path.display()))
-            ),
+            Some(difference) => {
+                bail!(Exit::Usage.because(format!("{} was trained with {difference}", path.display())))
+            }
         }
     }
 
-    /// The first role with other channels in `data`, and how to give the same.
+    /// The first difference of `data`, and how to give the same.
     fn difference(&self, now: &Self, data: &str) -> Option<String> {
+        self.other_names(now, data).or_else(|| self.other_meaning(now, data))
+    }
+
+    fn other_meaning(&self, now: &Self, data: &str) -> Option<String> {
+        let differs = |(name, unit): (&String, &String)| {
+            let own = now.units.get(name).filter(|own| *own != unit)?;
+            Some(format!("`{name}` in {unit:?}, and {data} has it in {own:?}; convert it"))
+        };
+        let rows = |from_north: bool| if from_north { "north to south" } else { "south to north" };
+        let turned = match (self.from_north, now.from_north) {
+            (Some(trained), Some(own)) if trained != own => {
+                let (trained, own) = (rows(trained), rows(own));
+                Some(format!("rows from {trained}, and those of {data} go from {own}; reverse its latitudes"))
+            }
+            _ => None,
+        };
+        self.units.iter().find_map(differs).or(turned)
+    }
+
+    fn other_names(&self, now: &Self, data: &str) -> Option<String> {
         let pairs = [
             ("inputs", &self.inputs, &now.inputs),
             ("targets", &self.targets, &now.targets),
@@ -76,7 +110,7 @@ impl Channels {
             true => "name them in the order of training, levels by --set 'data.levels=[…]'",
             false => "give data with the channels of training",
         };
-        Some(format!("{trained:?} of its {role}, and those of {data} are {now:?}; {help}"))
+        Some(format!("the channels {trained:?} of its {role}, and those of {data} are {now:?}; {help}"))
     }
 }
 
@@ -86,12 +120,7 @@ mod tests {
 
     fn channels(inputs: &[&str]) -> Channels {
         let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-        Channels {
-            inputs: names(inputs),
-            targets: names(&["t2m"]),
-            forcings: Vec::new(),
-            statics: Vec::new(),
-        }
+        Channels { inputs: names(inputs), targets: names(&["t2m"]), ..Channels::default() }
     }
 
     #[test]
@@ -101,11 +130,30 @@ mod tests {
         let turned = trained.difference(&channels(&["z_850", "z_500"]), "new.nc").unwrap();
         assert_eq!(
             turned,
-            "[\"z_500\", \"z_850\"] of its inputs, and those of new.nc are [\"z_850\", \"z_500\"]; name them in the order of \
+            "the channels [\"z_500\", \"z_850\"] of its inputs, and those of new.nc are [\"z_850\", \"z_500\"]; name them in the order of \
              training, levels by --set 'data.levels=[…]'"
         );
         let other = trained.difference(&channels(&["z_500", "z_700"]), "new.nc").unwrap();
         assert!(other.ends_with("give data with the channels of training"), "{other}");
+    }
+
+    #[test]
+    fn other_units_and_rows_are_refused() {
+        let own = |unit: Option<&str>, from_north: Option<bool>| {
+            let units = unit.map(|unit| ("t2m".to_owned(), unit.to_owned())).into_iter().collect();
+            Channels { units, from_north, ..channels(&["t2m"]) }
+        };
+        let trained = own(Some("K"), Some(true));
+        for same in [own(Some("K"), Some(true)), own(None, None)] {
+            assert_eq!(trained.difference(&same, "new.nc"), None);
+        }
+        let celsius = trained.difference(&own(Some("degC"), Some(true)), "new.nc").unwrap();
+        assert_eq!(celsius, "`t2m` in \"K\", and new.nc has it in \"degC\"; convert it");
+        let turned = trained.difference(&own(None, Some(false)), "new.nc").unwrap();
+        assert!(
+            turned.starts_with("rows from north to south, and those of new.nc go from south"),
+            "{turned}"
+        );
     }
 
     #[test]

@@ -26,7 +26,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use isobar_array::{Array, Generator};
 use isobar_collectives::Group;
-use isobar_data::{Normalizer, Parts, missing_frames};
+use isobar_data::{Normalizer, Part, Parts, missing_frames, usual_step};
 use isobar_manager::DistributedManager;
 use isobar_models::{Batch, FieldSpec, ModelConfig};
 use isobar_shard::{ParallelRegion, ParamStore};
@@ -221,6 +221,7 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
     let Arrangement { ranks, model, domain } = arrangement;
     if world.rank() == 0 {
         warn_of_gaps(&source, J::TRAINS);
+        warn_of_steps(&source, J::TRAINS);
         if J::TRAINS {
             warn_of_shared_files(&source, &config.data);
         }
@@ -318,6 +319,24 @@ fn warn_of_shared_files(source: &Source, config: &DataConfig) {
     let train = train.data.files();
     if let Some(shared) = validation.data.files().into_iter().find(|file| train.contains(file)) {
         tracing::warn!("{} is in data.path and in data.validation_path", shared.display());
+    }
+}
+
+/// Warns of data with another time step than that of the training samples.
+fn warn_of_steps(source: &Source, trains: bool) {
+    let Parts { train, validation, test, .. } = &source.parts;
+    let other =
+        if trains { Some((validation, "validation")) } else { test.as_ref().map(|test| (test, "test")) };
+    let steps = |part: &Part| usual_step(part.data.times()?);
+    if let Some((part, name)) = other
+        && let (Some(own), Some(known)) = (steps(part), steps(train))
+        && (own - known).abs() > 0.01 * known.abs()
+    {
+        tracing::warn!(
+            "the time step of the {name} data {} is {own}, and that of the training data {known}: a step of the network is one of \
+             training",
+            part.data.path().display()
+        );
     }
 }
 

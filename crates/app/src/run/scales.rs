@@ -82,6 +82,7 @@ pub(super) fn scales_alike(
             merged
         }
     };
+    check_constants(&statistics, &channel_names(source, train)?, train)?;
     let Portion { inputs, targets, forcings, changes } = statistics;
     check_scalars(source, train, &config.scalars, if source.has_steps() { &forcings } else { &inputs })?;
     let input = Normalizer::of_channels(&inputs)?;
@@ -95,6 +96,25 @@ pub(super) fn scales_alike(
     let change = is_change.then(|| change_scales(&changes, &input)).transpose()?;
     source.set_scales([&input, &target], forcing.as_ref())?;
     Ok(Scales { input, target, change, forcing })
+}
+
+/// Rejects variables that are the same at all points of the training samples, which have no scale.
+fn check_constants(statistics: &Portion, names: &ChannelNames, train: &Part) -> Result<()> {
+    let roles = [
+        (&statistics.inputs, &names.inputs),
+        (&statistics.targets, &names.targets),
+        (&statistics.forcings, &names.forcings),
+    ];
+    let mut all = roles.into_iter().flat_map(|(statistics, names)| names.iter().zip(statistics));
+    match all.find(|(_, own)| own.min == own.max) {
+        None => Ok(()),
+        Some((name, own)) => bail!(Exit::Usage.because(format!(
+            "`{name}` is {} at all points of the training samples of {}, so that it has no scale; leave it out, or name it in data.scalars \
+             or data.statics if it differs in other samples",
+            own.min,
+            train.data.path().display()
+        ))),
+    }
 }
 
 /// Rejects scalars, the last variables of `statistics`, that are the same in all training samples.

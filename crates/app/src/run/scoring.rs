@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use isobar_array::Array;
 use isobar_collectives::Group;
-use isobar_data::{Dataset, Dim, Window};
+use isobar_data::{Dataset, Dim, Window, check_alike};
 use isobar_train::metric::{Forecast, Report, Scoreboard, Scores};
 use isobar_train::{BoxError, FieldLayout, Latitudes, Variable, Weights};
 use tch::{Kind, Tensor};
@@ -99,17 +99,10 @@ fn climatology(source: &Source, config: &Config, window: &[Range<usize>]) -> Res
         let train = &source.parts.train;
         return mean(source, &**train.targets(), train.samples.clone(), window);
     };
-    let other = config.data.open_like_targets(path.clone().into())?;
-    let extents: Vec<usize> = other.dims().iter().map(|dim| dim.coordinates.len()).collect();
-    if extents != source.target_extents() {
-        bail!(Exit::Data.because(format!(
-            "the climatology {} has fields of {:?} points, and {} of {:?}; name a file of the same grid in metrics.climatology",
-            other.path().display(),
-            extents,
-            source.targets().path().display(),
-            source.target_extents()
-        )));
-    }
+    const KEY: &str = "metrics.climatology";
+    let opened = config.data.open_like_targets(path.clone().into());
+    let other = opened.map_err(|error| Exit::Data.because(format!("{KEY}: {error}")))?;
+    check_alike(&**source.targets(), &*other, &as_str(&source.targets), KEY)?;
     mean(source, &*other, 0..other.samples(), window)
 }
 

@@ -71,6 +71,16 @@ impl PadMode {
         pairs.chunks_exact(2).enumerate().map(around).collect()
     }
 
+    /// The pairs that cut off and those that then add elements, if circular padding does both along a dim: as in PyTorch, what is
+    /// cut off does not come back on the other side.
+    pub fn cut_first(self, pairs: &[i64]) -> Option<[Vec<i64>; 2]> {
+        let is_mixed = |pair: &[i64]| pair.iter().any(|&side| side < 0) && pair.iter().any(|&side| side > 0);
+        (self == Self::Circular && pairs.chunks_exact(2).any(is_mixed)).then(|| {
+            let part = |of: fn(i64, i64) -> i64| pairs.iter().map(|&side| of(side, 0)).collect();
+            [part(i64::min), part(i64::max)]
+        })
+    }
+
     /// Pads a tensor.
     ///
     /// # Errors
@@ -87,6 +97,9 @@ impl PadMode {
     /// ```
     pub fn pad(self, x: &Tensor, pairs: &[i64], value: f64) -> Result<Tensor> {
         self.borders(&x.size(), pairs)?;
+        if let Some([cut, add]) = self.cut_first(pairs) {
+            return self.pad(&Self::Constant.pad(x, &cut, 0.0)?, &add, value);
+        }
         if self == Self::Constant {
             return named(OP, &[x], x.f_pad(pairs, self.name(), value));
         }

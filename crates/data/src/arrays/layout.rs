@@ -129,9 +129,17 @@ impl Reader<'_> {
             .collect()
     }
 
-    /// Names of the arrays with the most axes: variables rather than coordinates.
+    /// Names of the arrays with the most axes: variables rather than coordinates, which have the name of their only axis.
     pub(super) fn likely(&self) -> Vec<String> {
-        let names = self.arrays.names();
+        let is_coordinate = |name: &String| {
+            let axes = self.arrays.info(name).ok().and_then(|info| info.axes);
+            axes.is_some_and(|axes| matches!(&axes[..], [axis] if axis == name))
+        };
+        let (coordinates, mut names): (Vec<String>, _) =
+            self.arrays.names().into_iter().partition(is_coordinate);
+        if names.is_empty() {
+            names = coordinates;
+        }
         let axes = |name: &String| self.arrays.info(name).map_or(0, |info| info.shape.len());
         let axes: Vec<usize> = names.iter().map(axes).collect();
         let most = axes.iter().max();
@@ -153,6 +161,13 @@ impl Reader<'_> {
             };
             Ok(axes.into_iter().zip(info.shape).map(described).collect())
         };
+        let spatial = |name: &String| -> Option<BTreeSet<String>> {
+            let axes = open(name).ok()?.into_iter();
+            Some(axes.filter(|(_, _, role)| matches!(role, Role::Space(_))).map(|(axis, ..)| axis).collect())
+        };
+        // Of arrays on several grids, those on the first one's.
+        let first = names.iter().find_map(spatial);
+        names.retain(|name| spatial(name).is_none_or(|axes| Some(&axes) == first.as_ref()));
         let grid: Vec<_> = names.iter().filter_map(|name| open(name).ok()).flatten().collect();
         for name in self.arrays.names() {
             let is_coordinate = self.options.coordinates.values().any(|path| *path == name)
@@ -161,10 +176,16 @@ impl Reader<'_> {
             if names.contains(&name) || is_coordinate {
                 continue;
             }
-            let Ok(axes) = open(&name) else {
-                let shape = self.arrays.info(&name).map(|info| info.shape).unwrap_or_default();
-                left_out.push(format!("{name} {shape:?}"));
-                continue;
+            let axes = match (open(&name), self.arrays.info(&name)) {
+                (Ok(axes), _) => axes,
+                (Err(_), Ok(info)) => {
+                    left_out.push(format!("{name} {:?}", info.shape));
+                    continue;
+                }
+                (Err(error), Err(_)) => {
+                    left_out.push(format!("{name} ({error})"));
+                    continue;
+                }
             };
             let is_space = |role: Role| matches!(role, Role::Space(_));
             let agrees =
@@ -303,6 +324,20 @@ impl Reader<'_> {
                     Some(_) => (),
                 }
             }
+        }
+        let has_all =
+            |(_, _, _, axes): &Opened<'_>| found.iter().all(|(axis, ..)| axes.iter().any(|own| own == axis));
+        if !all_numbers && !all.iter().any(has_all) {
+            let grids = all.iter().map(|(name, _, _, axes)| {
+                let axes: Vec<&str> =
+                    axes.iter().filter(|axis| is_spatial(axis)).map(String::as_str).collect();
+                format!("`{name}` has {axes:?}")
+            });
+            return Err(Error::Config(format!(
+                "{}: the variables have different spatial dims, of which no variable has all: {}; name variables of one grid",
+                self.arrays.path().display(),
+                grids.collect::<Vec<_>>().join(", ")
+            )));
         }
         if all_numbers {
             return Err(self.misfit(

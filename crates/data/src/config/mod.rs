@@ -248,7 +248,9 @@ impl DataConfig {
     /// Those of [`DataConfig::open`].
     pub fn open_like_targets(&self, path: DataPath) -> Result<Box<dyn Dataset>> {
         let own = self.of_targets()?.unwrap_or_else(|| self.clone());
-        Self { path, ..own }.open()
+        // Of trajectories, targets are the fields and diagnostic variables.
+        let [inputs, forcings, statics, scalars] = [(); 4].map(|()| Vec::new());
+        Self { path, inputs, forcings, statics, scalars, ..own }.open()
     }
 
     /// Targets that are in the data set of the inputs.

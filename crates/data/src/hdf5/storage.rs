@@ -94,12 +94,35 @@ pub(crate) fn check_place(path: &Path, dataset: &Dataset, name: &str) -> Result<
             _ => false,
         };
         if !bounded {
-            let found = format!("packed by the filters {filters:?}");
+            let names: Vec<String> = filters.iter().map(name_of).collect();
+            let found = format!("packed by the filters {}", names.join(", "));
             let expected = "shuffle, gzip and Fletcher32 in this order; repack the file (h5repack -f GZIP=6)";
             return Err(misfit(path, name.to_owned(), found, expected));
         }
     }
     Ok(())
+}
+
+/// Returns the name of a filter, for errors; of registered ones by their number.
+fn name_of(filter: &Filter) -> String {
+    const REGISTERED: [(i32, &str); 9] = [
+        (307, "bzip2"),
+        (32000, "lzf"),
+        (32001, "blosc"),
+        (32004, "lz4"),
+        (32008, "bitshuffle"),
+        (32013, "zfp"),
+        (32015, "zstd"),
+        (32024, "sz3"),
+        (32026, "blosc2"),
+    ];
+    match filter {
+        Filter::User(id, _) => match REGISTERED.iter().find(|(known, _)| known == id) {
+            Some((_, name)) => (*name).to_owned(),
+            None => format!("number {id}"),
+        },
+        other => format!("{other:?}").to_lowercase(),
+    }
 }
 
 /// Returns the filters of the chunks of a dataset.

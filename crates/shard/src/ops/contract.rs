@@ -118,6 +118,22 @@ fn factor(tensor: &ShardTensor, labels: impl IntoIterator<Item = char>) -> Facto
     Factor { tensor, labels: labels.into_iter().collect(), added: false }
 }
 
+/// The letters of each operand of an equation, and those of its result.
+fn letters(equation: &str) -> (Vec<Vec<char>>, Vec<char>) {
+    let plain: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
+    let (left, right) = match plain.split_once("->") {
+        Some((left, right)) => (left.to_owned(), right.chars().collect()),
+        None => {
+            // Letters that appear once, in alphabetical order.
+            let mut letters: Vec<char> = plain.chars().filter(|c| *c != ',').collect();
+            letters.sort_unstable();
+            let once = |letter: &char| plain.chars().filter(|c| c == letter).count() == 1;
+            (plain.clone(), letters.iter().copied().filter(once).collect())
+        }
+    };
+    (left.split(',').map(|part| part.chars().collect()).collect(), right)
+}
+
 /// The first two dims of one label.
 fn repeated(labels: &[char]) -> Option<(usize, usize)> {
     let first = |second: usize| labels[..second].iter().position(|label| *label == labels[second]);
@@ -307,18 +323,7 @@ impl ShardTensor {
                 .map(|(at, (x, name))| (&name[..], x.kind(), dtype(at)));
             kernel::check_dtypes("einsum", typed, tensors.first().map_or(Device::Cpu, |x| x.device()))?;
             let wrong = |why: &str| refuse("einsum", format!("\"{equation}\": {why}"));
-            let plain: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
-            let (left, right) = match plain.split_once("->") {
-                Some((left, right)) => (left.to_owned(), right.chars().collect()),
-                None => {
-                    // Letters that appear once, in alphabetical order.
-                    let mut letters: Vec<char> = plain.chars().filter(|c| *c != ',').collect();
-                    letters.sort_unstable();
-                    let once = |letter: &char| plain.chars().filter(|c| c == letter).count() == 1;
-                    (plain.clone(), letters.iter().copied().filter(once).collect::<Vec<char>>())
-                }
-            };
-            let labels: Vec<Vec<char>> = left.split(',').map(|part| part.chars().collect()).collect();
+            let (labels, right) = letters(equation);
             if labels.len() != tensors.len() || tensors.is_empty() {
                 return wrong(&format!("it names {} tensors, got {}", labels.len(), tensors.len()));
             }
@@ -358,11 +363,23 @@ crate::register! {
     "bmm"(input: NotBool, other: Operand, bias: Operand) Product(rows_by_columns):
         |call| call.tensor(0)?.bmm(call.tensor(1)?, operand(call.optional_tensor(2)));
     /// Sums of products by the indices of `equation`; a letter repeated in an operand takes the diagonal (at most one dim sharded).
-    "einsum"(; equation) Product(|_| true):
+    "einsum"(; equation) Product(sums_a_split_letter):
         |call| ShardTensor::einsum(&call.get::<String>("equation")?, call.tensors());
 }
 
 /// Returns whether the contracted dim of a matrix product is split.
 fn rows_by_columns(call: &Footprint<'_>) -> bool {
-    call.is_split_along(0, -1) || call.is_split_along(1, -2)
+    let is_vector = call.tensors.get(1).is_some_and(|other| other.layout.ndim() == 1);
+    call.is_split_along(0, -1) || call.is_split_along(1, if is_vector { -1 } else { -2 })
+}
+
+/// Returns whether a letter that the result lacks names a split dim.
+fn sums_a_split_letter(call: &Footprint<'_>) -> bool {
+    let equation: String = call.attr("equation").ok().flatten().unwrap_or_default();
+    let (operands, result) = letters(&equation);
+    let is_summed = |(at, labels): (usize, &Vec<char>)| {
+        let mut dims = labels.iter().enumerate();
+        dims.any(|(dim, label)| !result.contains(label) && call.is_split_along(at, dim as i64))
+    };
+    operands.iter().enumerate().any(is_summed)
 }

@@ -144,7 +144,9 @@ impl Norm {
 
     /// A number for each group as one for each of its channels.
     fn spread(&self, of_groups: &Tensor, x: &Tensor) -> Result<Tensor, TchError> {
-        of_groups.f_reshape([-1, 1])?.f_expand([-1, x.size()[1] / self.groups], false)?.f_reshape([-1])
+        let spread = of_groups.f_reshape([-1, 1])?.f_expand([-1, x.size()[1] / self.groups], false)?;
+        // The backward pass of libtorch's batch norm reads statistics of stride 0 beyond their end.
+        spread.f_reshape([-1])?.f_contiguous()
     }
 
     /// The graph, and the values.

@@ -57,6 +57,8 @@ pub struct Footprint<'a> {
 /// One dim of a windowed operator's input on a rank: the input's shard, and the rank's part of the result.
 #[derive(Debug, Clone, Copy)]
 pub struct Side {
+    /// Number of the rank in the mesh.
+    pub rank: usize,
     /// Dim of the input.
     pub dim: usize,
     /// Extent of the input.
@@ -65,11 +67,12 @@ pub struct Side {
     pub result: i64,
     /// First index and end of the input's shard.
     pub shard: (i64, i64),
-    /// First index and end of the rank's part of the result, if it is split like the input.
-    pub own: (i64, i64),
+    /// First index and end of the rank's part of the result, if it is split like the input; `None` if that is empty.
+    pub own: Option<(i64, i64)>,
 }
 
-/// Function that returns the window of the input that a rank needs along one dim: its first index and its end.
+/// Function that returns the window of the input that a rank needs along one dim: its first index and its end; `(0, 0)` if the
+/// rank has no part of the result.
 pub type SideWindow = fn(&Footprint<'_>, &Side) -> Result<(i64, i64)>;
 
 impl Footprint<'_> {
@@ -184,7 +187,9 @@ impl Footprint<'_> {
         let Some(first) = (0..self.tensors.len()).find(|&at| self.is_split(at)) else { return 0 };
         let first = self.tensors[first].layout.placements();
         let differ = self.tensors.iter().filter(|tensor| tensor.layout.placements() != first);
-        differ.map(FootprintTensor::bytes).sum()
+        // In the dtype of the result, if that is wider.
+        let result = self.outputs.first().map_or(0, |(_, element)| *element);
+        differ.map(|tensor| tensor.bytes() / tensor.element.max(1) * tensor.element.max(result)).sum()
     }
 
     /// Returns the bytes of the replicated tensors among the first `count`.
@@ -206,7 +211,8 @@ impl Footprint<'_> {
                 false => (boundary * result + extent - 1) / extent.max(1),
             };
             let shard = (part.start, part.end());
-            Side { dim, extent, result, shard, own: (scaled(shard.0), scaled(shard.1)) }
+            let own = (scaled(shard.0), scaled(shard.1));
+            Side { rank, dim, extent, result, shard, own: (own.0 < own.1).then_some(own) }
         };
         Ok(intervals.map(side).collect())
     }

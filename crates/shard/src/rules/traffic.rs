@@ -2,6 +2,7 @@
 
 use super::footprint::{Footprint, FootprintTensor, Side, SideWindow};
 use crate::error::Result;
+use crate::layout::Layout;
 
 /// Data that a rank receives from others in an operator and its gradient. `isobar verify` checks the received bytes of each layout
 /// against it, for built-in operators and a program's own. A class that needs more than the layouts holds a function of the
@@ -116,7 +117,7 @@ impl Traffic {
         }
         Ok(match self {
             Self::Nothing => 0,
-            Self::Halo(window) => halo(call, window)? + call.reduced(call.weights()),
+            Self::Halo(window) => halo(call, window)? + call.reduced(call.weights()) + channels(call),
             // Once forward, and once as gradients backward.
             Self::Moved => 2 * largest_shard(call)?,
             Self::Squeezed => call.size(0),
@@ -132,12 +133,13 @@ impl Traffic {
             Self::SmallerOperands => {
                 // The operands of another layout, their gradients, and the reduction of partial operands.
                 let moved = otherwise_laid_out(call);
-                2 * moved + call.reduced(moved)
+                2 * moved + call.reduced(moved) + broadcast(call)
             }
             Self::Moments(groups) => {
                 // A number, and its place in a message of its own.
                 let statistics = 8 * groups(call)? as u64;
-                call.others() * 4 * statistics + call.reduced(call.weights()) + call.weights()
+                let parameters = call.reduced(call.weights()) + call.weights();
+                call.others() * 4 * statistics + parameters + torn_groups(call)?
             }
             Self::Terms => call.others() * 2 * call.results(),
             Self::Rows => call.others() * 3 * rows(call)?,
@@ -145,11 +147,13 @@ impl Traffic {
             Self::Points => {
                 // One set goes around a ring, or the gradient of a replicated one is summed.
                 let (smaller, replicated) = (smaller(call), call.replicated(2));
-                if replicated == 0 { 2 * smaller + call.sum(smaller) } else { call.sum(replicated) }
+                let sums = match replicated {
+                    0 => 2 * smaller + call.sum(smaller),
+                    _ => call.sum(replicated),
+                };
+                sums + split_features(call, 2)
             }
-            // The bytes of the candidates, and a word from each rank.
-            Self::Candidates if call.is_split(0) => call.results() + 8 * (call.others() + 1),
-            Self::Candidates => 0,
+            Self::Candidates => candidates(call)?,
             // The neighbours of each point and their gradients, their indices, the gradient of a replicated tensor, and the
             // grid if it is redistributed.
             Self::Samples => {
@@ -186,12 +190,54 @@ fn largest_shard(call: &Footprint<'_>) -> Result<u64> {
     Ok(elements.max().unwrap_or(0_i64) as u64 * input.element)
 }
 
-/// Returns the bytes of one number for each row along the argument `dim`.
+/// Returns the bytes of one number for each row along the argument `dim`: in the dtype of the result, at least single precision.
 fn rows(call: &Footprint<'_>) -> Result<u64> {
     let input = call.tensor(0)?;
     let dim: i64 = call.attr("dim")?.unwrap_or(-1);
     let dim = dim.rem_euclid(input.layout.ndim().max(1) as i64) as usize;
-    Ok(input.bytes() / input.layout.shape().get(dim).copied().unwrap_or(1).max(1) as u64)
+    let rows: i64 = (0..input.layout.ndim()).filter(|&d| d != dim).map(|d| input.layout.shape()[d]).product();
+    let result = call.outputs.first().map_or(0, |(_, element)| *element);
+    Ok(rows as u64 * input.element.max(result).max(4))
+}
+
+/// Bounds operands that are broadcast along a split dim of extent 1: they become whole, and their gradients are summed.
+fn broadcast(call: &Footprint<'_>) -> u64 {
+    let is_broadcast = |tensor: &&FootprintTensor| {
+        let mut dims = tensor.layout.shape().iter().enumerate();
+        dims.any(|(dim, &extent)| extent == 1 && tensor.layout.is_sharded(dim))
+    };
+    let bytes = call.tensors.iter().filter(is_broadcast).map(FootprintTensor::bytes).sum();
+    bytes + call.sum(bytes)
+}
+
+/// Bounds operands among the first `count` whose features, the last dim, are split: they become whole, and their gradients return.
+fn split_features(call: &Footprint<'_>, count: usize) -> u64 {
+    (0..count).filter(|&at| call.is_split_along(at, -1)).map(|at| 2 * call.size(at)).sum()
+}
+
+/// Bounds a convolution with split channels: partial results are summed, and so is the gradient of a replicated input; groups that a
+/// boundary cuts move as a whole.
+fn channels(call: &Footprint<'_>) -> u64 {
+    let Some(weight) = call.tensors.get(1) else { return 0 };
+    let channel = 1 - weight.layout.ndim() as i64;
+    let is_split = call.is_split_along(0, channel);
+    if !is_split && !call.is_split(1) {
+        return 0;
+    }
+    let input = if call.is_split(0) { 0 } else { call.reduced(call.size(0)) };
+    let groups = if call.number("groups", 0, 1) > 1 { 2 * call.size(0) } else { 0 };
+    let weights = if call.is_split(0) && call.is_split(1) { 2 * call.weights() } else { 0 };
+    input + groups + weights + call.reduced(call.results())
+}
+
+/// Bounds a normalisation in groups of which the boundaries of split channels cut some: these move, and move back.
+fn torn_groups(call: &Footprint<'_>) -> Result<u64> {
+    let Some(groups) = call.attr::<i64>("num_groups")? else { return Ok(0) };
+    let layout = &call.tensor(0)?.layout;
+    let group = layout.shape().get(1).map_or(1, |channels| channels / groups.max(1)).max(1);
+    let is_torn = |boundary: &i64| boundary % group != 0;
+    let torn = layout.dims().get(1).is_some_and(|dim| dim.boundaries().iter().any(is_torn));
+    Ok(if torn { 2 * call.size(0) } else { 0 })
 }
 
 /// Bounds a product. With split rows or columns, the other operand's gradient is summed. With a split contracted dim, the result
@@ -208,7 +254,7 @@ fn product(call: &Footprint<'_>, contracted: bool) -> u64 {
         (false, true) => replicated,
         (false, false) => call.sum(replicated),
     };
-    result + moved + 2 * call.sum(call.all() - pair)
+    result + moved + broadcast(call) + 2 * call.sum(call.all() - pair)
 }
 
 /// Bounds an attention. With split tokens, keys and values go around a ring once forward, and once more with their gradients
@@ -217,7 +263,21 @@ fn attention(call: &Footprint<'_>) -> u64 {
     let tokens = (0..3).any(|at| call.is_split_along(at, -2) || call.is_split_along(at, -1));
     let pairs = call.size(1) + call.size(2);
     let round = if tokens { (3 * pairs).max(call.sum(pairs)) } else { 0 };
-    round + call.otherwise_split()
+    // Fewer heads of keys than of queries may be split otherwise; a mask is cut to the scores, and its gradient summed.
+    let heads = |at: usize| {
+        let shape = call.tensors.get(at).map(|tensor| tensor.layout.shape()).unwrap_or_default();
+        shape.len().checked_sub(3).map(|dim| shape[dim])
+    };
+    let grouped = if heads(0) == heads(1) { 0 } else { pairs + call.sum(pairs) + 2 * call.size(0) };
+    let mask = call.size(3) + call.sum(call.size(3));
+    round + grouped + mask + split_features(call, 3) + call.otherwise_split()
+}
+
+/// Bounds a search of neighbours: split points travel round a ring once, and their gradients come from each other shard; the
+/// gradients of replicated points or queries are summed. A word comes from each rank.
+fn candidates(call: &Footprint<'_>) -> Result<u64> {
+    let points = if call.is_split(0) { call.size(0) + call.others() * largest_shard(call)? } else { 0 };
+    Ok(points + call.sum(call.replicated(2)) + split_features(call, 2) + 8 * (call.others() + 1))
 }
 
 /// Bounds a view: the elements between a shard's boundary and the next slice along the coarser dim, forward and backward.
@@ -249,6 +309,10 @@ fn indexed(call: &Footprint<'_>, Indexing { table, dim, added }: Indexing) -> Re
     if (0..call.tensors.len()).any(|at| at != table && call.is_split(at)) {
         received += call.sum(call.size(table)) + picked + call.asking();
     }
+    // A split dim of extent 1 is whole in the result.
+    if broadcast(call) > 0 {
+        received += picked;
+    }
     Ok(received)
 }
 
@@ -260,18 +324,21 @@ fn sorted(call: &Footprint<'_>) -> Result<u64> {
     if !call.is_split_along(0, dim) {
         return Ok(0);
     }
-    let (shape, ranks) = (input.layout.shape(), call.others() as i64 + 1);
+    let shape = input.layout.shape();
     let at = dim.rem_euclid(shape.len().max(1) as i64) as usize;
-    let columns = (0..shape.len()).filter(|&other| other != at).map(|other| shape[other]).max().unwrap_or(1);
-    if columns <= 1 {
-        return Ok(2 * call.size(0) + call.results() / 2);
-    }
-    let share = |whole: u64, part: i64, extent: i64| whole * part as u64 / extent.max(1) as u64;
-    let rows = share(input.bytes(), (columns + ranks - 1) / ranks, columns);
-    let own = input.layout.local_shape_of(call.rank)[at];
+    const INDEX: u64 = 8;
+    let others = (0..shape.len()).filter(|&other| other != at);
+    let widest = others.max_by_key(|&other| (shape[other], !input.layout.is_sharded(other)));
+    let Some(other) = widest.filter(|&other| shape[other] > 1) else {
+        // As many rounds as shards; then each element is asked for, comes, and its gradient returns.
+        let block = largest_shard(call)? / input.element.max(1);
+        let rounds = (call.others() + 1) * block * (input.element + INDEX);
+        return Ok(rounds + block * (2 * INDEX + 3 * input.element) + call.results() + call.asking());
+    };
+    let elements = |layout: &Layout| layout.local_shape_of(call.rank).iter().product::<i64>() as u64;
+    let (columns, own) = (elements(&input.layout.all_to_all(at, other)), elements(&input.layout));
     // Values and indices forward; the gradient goes to the columns and back.
-    let back = share(call.results(), own, shape[at]);
-    Ok(2 * rows + back + share(input.bytes(), own, shape[at]))
+    Ok(2 * columns * input.element + own * (2 * input.element + INDEX))
 }
 
 /// Bounds a transform: for each split dim, forward an all-to-all to an even split of another dim, and backward one to the split of
@@ -280,7 +347,7 @@ fn transform(call: &Footprint<'_>) -> Result<u64> {
     let input = call.tensor(0)?;
     let shape = input.layout.shape();
     let Some((result, _)) = call.outputs.first() else { return call.refuse("there is no result") };
-    let whole = input.bytes().max(call.results()) as f64;
+    let whole = input.bytes().max(call.results()).max(spectrum(call)?) as f64;
     let ranks = call.others() as i64 + 1;
     let mut received = 0.0;
     for dim in (0..shape.len()).filter(|&dim| input.layout.is_sharded(dim)) {
@@ -288,10 +355,28 @@ fn transform(call: &Footprint<'_>) -> Result<u64> {
         let share = |extent: i64| whole * ((extent + ranks - 1) / ranks) as f64 / extent as f64;
         let there = extents.filter(|&extent| extent > 1).map(share).fold(0.0, f64::max);
         let there = if there > 0.0 { there } else { whole };
-        let back = whole * input.layout.local_shape_of(call.rank)[dim] as f64 / shape[dim].max(1) as f64;
+        // An even split on the way, or the input's.
+        let own = input.layout.local_shape_of(call.rank)[dim].max((shape[dim] + ranks - 1) / ranks);
+        let back = whole * own as f64 / shape[dim].max(1) as f64;
         received += 2.0 * (there + back);
     }
     Ok(received as u64)
+}
+
+/// Returns the bytes of the complex array in the midst of a transform, which may have more elements than input and result.
+fn spectrum(call: &Footprint<'_>) -> Result<u64> {
+    let input = call.tensor(0)?;
+    let Some((result, element)) = call.outputs.first() else { return Ok(0) };
+    let halved = if call.operator.contains("rfft") { input.layout.ndim().checked_sub(1) } else { None };
+    let dims: Option<Vec<i64>> = call.attr("dim")?;
+    let halved = match dims.as_deref() {
+        Some([.., last]) if halved.is_some() => Some(last.rem_euclid(result.len().max(1) as i64) as usize),
+        _ => halved,
+    };
+    let extent =
+        |(dim, (&a, &b)): (usize, (&i64, &i64))| if halved == Some(dim) { a.min(b) } else { a.max(b) };
+    let elements: i64 = input.layout.shape().iter().zip(result).enumerate().map(extent).product();
+    Ok(elements as u64 * input.element.max(*element))
 }
 
 /// Returns the bytes of a rank's halo, and of the others' halos in its shard.
@@ -304,7 +389,6 @@ fn halo(call: &Footprint<'_>, window: SideWindow) -> Result<u64> {
         let (first, end) = match side {
             // Copies beyond the ends are also fetched along dims that are not sharded.
             side if side.shard == (0, side.extent) && !wraps => side.shard,
-            side if side.own.0 >= side.own.1 => (0, 0),
             side => window(call, side)?,
         };
         let n = side.extent;

@@ -305,7 +305,9 @@ impl<'a, T: Task> Run<'a, T> {
         if ranks.world.rank() == 0 {
             found.iter().for_each(|warning| tracing::warn!("{warning}"));
         }
-        if resumed.as_ref().is_none_or(|loaded| !warnings::is_finished(&loaded.state, config)) {
+        // A run that is finished keeps the configuration that it was trained with.
+        let finished = resumed.as_ref().is_some_and(|loaded| warnings::is_finished(&loaded.state, config));
+        if !finished {
             disk::check(&ranks.world, &params, buffers, config)?;
         }
         let resume_at = resumed.as_ref().map(|loaded| loaded.state.step);
@@ -341,7 +343,7 @@ impl<'a, T: Task> Run<'a, T> {
             Some(_) => None,
         };
         checkpoints.begin(unsaved.clone());
-        if rank == 0 && !config.resolved.is_empty() {
+        if rank == 0 && !config.resolved.is_empty() && !finished {
             folder.write("config.toml", config.resolved.as_bytes())?;
         }
         let columns = metric_columns(&variables, task);

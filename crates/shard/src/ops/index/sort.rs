@@ -96,10 +96,8 @@ fn sorted_places(row: &ShardTensor, descending: bool) -> Result<ShardTensor> {
     let fill = block - owners.sizes[own];
     let keys = torch(OP, row.local().f_constant_pad_nd([0, fill]))?;
     let places = torch(OP, own_indices(layout, 0, row.device()))?;
-    let places = torch(OP, places.f_constant_pad_nd([0, fill]))?;
-    let pads = torch(OP, Tensor::f_zeros([block], (Kind::Int64, row.device())))?;
-    let _ = torch(OP, pads.f_narrow(0, owners.sizes[own], fill).and_then(|mut tail| tail.f_fill_(1)))?;
-    let mut items = torch(OP, in_order([keys, places, pads], descending))?;
+    let places = torch(OP, fill_places(&places, fill))?;
+    let mut items = torch(OP, in_order([keys, places], descending))?;
     for round in 0..parts {
         let partner = if own % 2 == round % 2 { own + 1 } else { own.wrapping_sub(1) };
         if partner >= parts {
@@ -111,11 +109,11 @@ fn sorted_places(row: &ShardTensor, descending: bool) -> Result<ShardTensor> {
             .map(|item| Ok(send_recv(item, Some(peer), Some(peer), &[block], &owners.group)?))
             .collect::<Result<Vec<_>>>()?;
         let pair = |index: usize| Tensor::f_cat(&[&items[index], &theirs[index]], 0);
-        let both = torch(OP, (|| Ok([pair(0)?, pair(1)?, pair(2)?]))())?;
+        let both = torch(OP, (|| Ok([pair(0)?, pair(1)?]))())?;
         let merged = torch(OP, in_order(both, descending))?;
         let start = if own < partner { 0 } else { block };
         let half = |item: &Tensor| item.f_narrow(0, start, block);
-        items = torch(OP, (|| Ok([half(&merged[0])?, half(&merged[1])?, half(&merged[2])?]))())?;
+        items = torch(OP, (|| Ok([half(&merged[0])?, half(&merged[1])?]))())?;
     }
     let total = layout.shape()[0];
     let sizes: Vec<i64> = (0..parts as i64).map(|part| (total - part * block).clamp(0, block)).collect();
@@ -124,19 +122,23 @@ fn sorted_places(row: &ShardTensor, descending: bool) -> Result<ShardTensor> {
     ShardTensor::new(local, sorted).to_layout(layout)
 }
 
-/// Keys, places and pads in order: pads last, equal keys by place.
-fn in_order(items: [Tensor; 3], descending: bool) -> Result<[Tensor; 3], TchError> {
-    let [keys, places, pads] = items;
-    let by = |items: &[Tensor; 3], order: Tensor| -> Result<[Tensor; 3], TchError> {
-        let pick = |item: &Tensor| item.f_index_select(0, &order);
-        Ok([pick(&items[0])?, pick(&items[1])?, pick(&items[2])?])
+/// Place of an element that fills up a block, and comes behind all others.
+const NOWHERE: i64 = i64::MAX;
+
+fn fill_places(places: &Tensor, fill: i64) -> Result<Tensor, TchError> {
+    let nowhere = Tensor::f_full([fill], NOWHERE, (Kind::Int64, places.device()))?;
+    Tensor::f_cat(&[places, &nowhere], 0)
+}
+
+/// Keys and places in order: those that fill up a block last, equal keys by place.
+fn in_order(items: [Tensor; 2], descending: bool) -> Result<[Tensor; 2], TchError> {
+    let by = |[keys, places]: &[Tensor; 2], order: &Tensor| -> Result<[Tensor; 2], TchError> {
+        Ok([keys.f_index_select(0, order)?, places.f_index_select(0, order)?])
     };
-    let order = places.f_argsort_stable(true, 0, false)?;
-    let items = by(&[keys, places, pads], order)?;
-    let order = items[0].f_argsort_stable(true, 0, descending)?;
-    let items = by(&items, order)?;
-    let order = items[2].f_argsort_stable(true, 0, false)?;
-    by(&items, order)
+    let items = by(&items, &items[1].f_argsort_stable(true, 0, false)?)?;
+    let items = by(&items, &items[0].f_argsort_stable(true, 0, descending)?)?;
+    let fills = items[1].f_eq(NOWHERE)?.f_to_kind(Kind::Int64)?;
+    by(&items, &fills.f_argsort_stable(true, 0, false)?)
 }
 
 crate::register! {

@@ -236,7 +236,7 @@ crate::register! {
     /// The bytes of the elements as elements of another dtype.
     "view_kind"(input; dtype) Boundaries: |call| call.tensor(0)?.view_kind(call.kind("dtype")?);
     /// The dims from `start_dim` to `end_dim` as one.
-    "flatten"(input; start_dim, end_dim) Boundaries:
+    "flatten"(input; start_dim, end_dim) Bytes(reshape::TORN, reshape::torn):
         |call| call.tensor(0)?.flatten(call.or("start_dim", 0)?, call.or("end_dim", -1)?);
     /// The dims in the order `dims`.
     "permute"(input; dims) Nothing: |call| call.tensor(0)?.permute(&call.get::<Vec<i64>>("dims")?);
@@ -248,7 +248,7 @@ crate::register! {
     /// A dim of extent 1 at `dim`.
     "unsqueeze"(input; dim) Nothing: |call| call.tensor(0)?.unsqueeze(call.get("dim")?);
     /// Dims of extent 1 repeated to the shape `size`.
-    "expand"(input; size) Nothing: |call| call.tensor(0)?.expand(&call.get::<Vec<i64>>("size")?);
+    "expand"(input; size) Squeezed: |call| call.tensor(0)?.expand(&call.get::<Vec<i64>>("size")?);
     /// The tensor `repeats` times along each dim.
     "repeat"(input; repeats) Nothing: |call| call.tensor(0)?.repeat(&call.get::<Vec<i64>>("repeats")?);
 }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use crate::error::Result;
 use crate::layout::{Dim, Interval, Layout, join};
 use crate::ops::{operator, refuse, torch};
-use crate::tensor::ShardTensor;
+use crate::rules::Footprint;
+use crate::tensor::{ShardTensor, received};
 
 /// More pieces than this a part shall not be in; it is exchanged into one piece then.
 const MAX_PIECES: usize = 256;
@@ -352,9 +353,29 @@ fn fill_in(op: &'static str, shape: &[i64], numel: i64) -> Result<Vec<i64>> {
     Ok(shape.iter().map(|&extent| if extent == -1 { numel / known } else { extent }).collect())
 }
 
+/// Description of the data that a reshape moves.
+pub(super) const TORN: &str = "the elements between old and new boundaries of shards";
+
+/// Bounds a reshape: the elements that leave their box, and their gradients.
+pub(super) fn torn(call: &Footprint<'_>) -> Result<u64> {
+    let input = call.tensor(0)?;
+    let shape = call.outputs.first().map(|(shape, _)| &shape[..]).unwrap_or_default();
+    let mut layout = input.layout.without_partial();
+    let mut moved = 0;
+    for _ in 0..3 {
+        let Plan::Exchange(dims) = plan(&layout, shape) else { return Ok(moved) };
+        let next = layout.with_dims(dims);
+        for (from, to) in [(&layout, &next), (&next, &layout)] {
+            moved += received(from, to, input.element as usize)?.unwrap_or(0) as u64;
+        }
+        layout = next;
+    }
+    Ok(moved + input.bytes() + call.sum(input.bytes()))
+}
+
 crate::register! {
     /// The elements in the shape `size`.
-    "view"(input; size) Boundaries: |call| call.tensor(0)?.reshape(&call.list::<i64>("size", Vec::new())?);
+    "view"(input; size) Bytes(TORN, torn): |call| call.tensor(0)?.reshape(&call.list::<i64>("size", Vec::new())?);
     /// The elements in the shape `size`.
-    "reshape"(input; size) Boundaries: |call| call.tensor(0)?.reshape(&call.list::<i64>("size", Vec::new())?);
+    "reshape"(input; size) Bytes(TORN, torn): |call| call.tensor(0)?.reshape(&call.list::<i64>("size", Vec::new())?);
 }

@@ -221,8 +221,9 @@ fn window_of(call: &Footprint<'_>, side: &Side, spatial: usize) -> Result<(i64, 
     if side.dim + spatial < call.ndim() {
         return Ok(side.shard);
     }
+    let Some((start, end)) = side.own else { return Ok((0, 0)) };
     let (n, m) = (side.extent, side.result.max(1));
-    Ok((side.own.0 * n / m, (side.own.1 * n + m - 1) / m))
+    Ok((start * n / m, (end * n + m - 1) / m))
 }
 
 /// The result's extents, of which those not given are the input's.

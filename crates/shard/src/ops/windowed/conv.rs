@@ -1,13 +1,13 @@
 //! Convolution and transposed convolution.
 
-use isobar_array::kernel::{ConvParams, spatial_dims, spatial_name};
+use isobar_array::kernel::{ConvParams, WindowGeometry, spatial_dims, spatial_name};
 use isobar_array::{Conv, Padding};
 use tch::Tensor;
 
 use super::channels::ConvOperands;
 use super::halo::Overlap;
 use super::pad::pad_mode;
-use super::{WindowPlan, border};
+use super::{WindowPlan, border, window_on};
 use crate::dense::named;
 use crate::error::Result;
 use crate::layout::Interval;
@@ -224,27 +224,41 @@ crate::register! {
 
 /// Returns the window of a convolution along a dim, to bound its bytes.
 fn conv_window(call: &Footprint<'_>, side: &Side) -> Result<(i64, i64)> {
-    let Some((padding, reach, stride)) = steps_along(call, side)? else { return Ok(side.shard) };
-    Ok((side.own.0 * stride - padding, (side.own.1 - 1) * stride - padding + reach + 1))
+    match geometry_along(call, side)? {
+        Some(geometry) => window_on(call, side, &geometry),
+        None => Ok(side.shard),
+    }
 }
 
 /// Returns the window of a transposed convolution along a dim, to bound its bytes.
 fn transposed_window(call: &Footprint<'_>, side: &Side) -> Result<(i64, i64)> {
-    let Some((padding, reach, stride)) = steps_along(call, side)? else { return Ok(side.shard) };
-    let first = (side.own.0 + padding - reach + stride - 1).div_euclid(stride);
-    Ok((first, (side.own.1 - 1 + padding).div_euclid(stride) + 1))
+    let Some(geometry) = geometry_along(call, side)? else { return Ok(side.shard) };
+    let Some((start, end)) = side.own else { return Ok((0, 0)) };
+    let WindowGeometry { before, stride, .. } = geometry;
+    let first = (start + before - geometry.reach() + stride).div_euclid(stride);
+    Ok((first, (end - 1 + before).div_euclid(stride) + 1))
 }
 
-/// Returns padding, reach and stride along a dim; `None` along batch and channels.
-fn steps_along(call: &Footprint<'_>, side: &Side) -> Result<Option<(i64, i64, i64)>> {
+/// Returns the geometry along a dim; `None` along batch and channels.
+fn geometry_along(call: &Footprint<'_>, side: &Side) -> Result<Option<WindowGeometry>> {
     let kernel = &call.tensor(1)?.layout.shape()[2..];
     let Some(index) = (side.dim + kernel.len()).checked_sub(call.ndim()) else { return Ok(None) };
-    let reach = call.number("dilation", index, 1) * (kernel[index] - 1);
-    let padding = match call.attrs.get("padding").is_some_and(serde_json::Value::is_string) {
-        true => reach / 2,
-        false => call.number("padding", index, 0),
+    let (kernel, dilation) = (kernel[index], call.number("dilation", index, 1));
+    let padding = match call.attrs.get("padding").and_then(serde_json::Value::as_str) {
+        Some("same") => dilation * (kernel - 1) / 2,
+        Some(_) => 0,
+        None => call.number("padding", index, 0),
     };
-    Ok(Some((padding, reach, call.number("stride", index, 1))))
+    Ok(Some(WindowGeometry {
+        dim: side.dim,
+        extent: side.extent,
+        result: side.result,
+        kernel,
+        stride: call.number("stride", index, 1),
+        dilation,
+        before: padding,
+        after: padding,
+    }))
 }
 
 fn conv(call: &Call<'_>) -> Result<ShardTensor> {

@@ -92,12 +92,13 @@ fn window_of(call: &Footprint<'_>, side: &Side) -> Result<(i64, i64)> {
     if side.dim < 2 {
         return Ok(side.shard);
     }
+    let Some((start, end)) = side.own else { return Ok((0, 0)) };
     let (n, m) = (side.extent, side.result);
     let step = match call.attr("align_corners")?.unwrap_or(false) {
         true => (n - 1) as f64 / (m - 1).max(1) as f64,
         false => n as f64 / m as f64,
     };
-    Ok(((side.own.0 as f64 * step) as i64 - 3, (side.own.1 as f64 * step) as i64 + 4))
+    Ok(((start as f64 * step) as i64 - 3, (end as f64 * step) as i64 + 4))
 }
 
 fn interpolate(call: &Call<'_>) -> Result<ShardTensor> {

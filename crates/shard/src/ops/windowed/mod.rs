@@ -18,6 +18,7 @@ use tch::Tensor;
 
 use crate::error::Result;
 use crate::layout::{Dim, Interval, Layout};
+use crate::rules::{Footprint, Side};
 use crate::tensor::ShardTensor;
 use crate::window::{Border, HaloSpec, WindowRun, Windows, fetch};
 
@@ -25,6 +26,16 @@ use crate::window::{Border, HaloSpec, WindowRun, Windows, fetch};
 fn window(geometry: &WindowGeometry, own: Interval) -> (i64, i64) {
     let first = own.start * geometry.stride - geometry.before;
     (first, first + (own.len - 1) * geometry.stride + geometry.reach())
+}
+
+/// Returns the window of an operator on a rank, to bound its bytes.
+fn window_on(call: &Footprint<'_>, side: &Side, geometry: &WindowGeometry) -> Result<(i64, i64)> {
+    let layout = &call.tensor(0)?.layout;
+    let mut dims = layout.dims().to_vec();
+    dims[side.dim] = split_of_result(&dims[side.dim], geometry);
+    let layout = layout.with_dims(dims);
+    let own = layout.intervals_of(side.rank)[side.dim].first().copied();
+    Ok(own.filter(|own| own.len > 0).map_or((0, 0), |own| window(geometry, own)))
 }
 
 /// Returns the border of a window for a mode of padding.

@@ -3,12 +3,12 @@
 use isobar_array::PadMode;
 use isobar_array::kernel::{Around, WindowGeometry, check_number, number};
 
-use super::{Windowed, border, part_of};
+use super::{Windowed, border, part_of, window_on};
 use crate::dense::named;
 use crate::error::Result;
 use crate::layout::Dim;
 use crate::ops::{operator, refuse, resolve, torch};
-use crate::rules::{Call, Footprint, Side};
+use crate::rules::{Call, Footprint, Side, Traffic};
 use crate::tensor::ShardTensor;
 use crate::window::{Border, HaloSpec, WindowRun, Windows, fetch};
 
@@ -28,6 +28,9 @@ impl ShardTensor {
         operator(OP, &[self], args!("pad": pairs, "mode": mode.name(), "value": number(value)), || {
             let borders = mode.borders(self.shape(), pairs)?;
             check_number(OP, value, self.kind())?;
+            if let Some([cut, add]) = mode.cut_first(pairs) {
+                return self.pad_mode(&cut, PadMode::Constant, 0.0)?.pad_mode(&add, mode, value);
+            }
             let x = self.resolved()?.consecutive()?;
             let layout = x.layout();
             let mut windows = Windows::own(layout);
@@ -194,15 +197,36 @@ crate::register! {
         call.tensor(0)?.pad_mode(&pairs, pad_mode(call, "mode", "constant")?, value)
     };
     /// The field shifted along `dims` by `shifts`, periodically.
-    "roll"(input; shifts, dims) Moved: |call| {
+    "roll"(input; shifts, dims) Bytes("the elements that change their rank", rolled): |call| {
         let (shifts, dims) = (call.list("shifts", Vec::new())?, call.list("dims", Vec::new())?);
         call.tensor(0)?.roll(&shifts, &dims)
     };
     /// The field with `dims` in reverse order.
     "flip"(input; dims) Moved: |call| call.tensor(0)?.flip(&call.list::<i64>("dims", Vec::new())?);
     /// Windows of `size` along `dimension`, one each `step`.
-    "unfold"(input; dimension, size, step) Halo(|_, side| Ok((side.shard.0, side.extent))):
+    "unfold"(input; dimension, size, step) Halo(unfolded_window):
         |call| call.tensor(0)?.unfold(call.get("dimension")?, call.get("size")?, call.get("step")?);
+}
+
+/// Bounds a roll: elements move to another rank, and their gradients back; without dims also those that a reshape tears from their
+/// box, there and back.
+fn rolled(call: &Footprint<'_>) -> Result<u64> {
+    let dims: Option<Vec<i64>> = call.attr("dims")?;
+    let exchanges = if dims.is_none_or(|dims| dims.is_empty()) { 3 } else { 1 };
+    Ok(exchanges * Traffic::Moved.bytes(call)?)
+}
+
+/// Returns the window along a dim, to bound the bytes.
+fn unfolded_window(call: &Footprint<'_>, side: &Side) -> Result<(i64, i64)> {
+    let [dim, kernel, stride] = ["dimension", "size", "step"].map(|name| call.attr::<i64>(name));
+    let (dim, kernel, stride) = (dim?.unwrap_or(0), kernel?.unwrap_or(1), stride?.unwrap_or(1));
+    if dim.rem_euclid(call.ndim().max(1) as i64) != side.dim as i64 {
+        return Ok(side.shard);
+    }
+    let (extent, result) = (side.extent, side.result);
+    let geometry =
+        WindowGeometry { dim: side.dim, extent, result, kernel, stride, dilation: 1, before: 0, after: 0 };
+    window_on(call, side, &geometry)
 }
 
 /// Returns the window along a dim, to bound the bytes: padding goes to the first and the last owner.

@@ -6,7 +6,7 @@ use isobar_array::kernel::{
 };
 use tch::{Device, Kind, TchError, Tensor};
 
-use super::{Windowed, window};
+use super::{Windowed, window, window_on};
 use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Interval};
@@ -192,10 +192,18 @@ crate::register! {
 /// Returns the window along a dim of a pooling over the last `spatial` dims, to bound its bytes.
 fn window_of(call: &Footprint<'_>, side: &Side, spatial: usize) -> Result<(i64, i64)> {
     let Some(index) = (side.dim + spatial).checked_sub(call.ndim()) else { return Ok(side.shard) };
-    let kernel = call.number("kernel_size", index, 1);
-    let (stride, padding) = (call.number("stride", index, kernel), call.number("padding", index, 0));
-    let reach = call.number("dilation", index, 1) * (kernel - 1);
-    Ok((side.own.0 * stride - padding, (side.own.1 - 1) * stride - padding + reach + 1))
+    let (kernel, padding) = (call.number("kernel_size", index, 1), call.number("padding", index, 0));
+    let geometry = WindowGeometry {
+        dim: side.dim,
+        extent: side.extent,
+        result: side.result,
+        kernel,
+        stride: call.number("stride", index, kernel),
+        dilation: call.number("dilation", index, 1),
+        before: padding,
+        after: padding,
+    };
+    window_on(call, side, &geometry)
 }
 
 fn options(call: &Call<'_>) -> Result<Pool> {
