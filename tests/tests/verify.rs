@@ -2,7 +2,7 @@
 
 use std::{process::Command, time::Duration};
 
-use isobar_harness::{THREADS, output_within, threads};
+use isobar_harness::{THREADS, output_within, threads, workspace};
 use isobar_tests::{full, golden, has_mpi};
 use rstest::rstest;
 
@@ -119,6 +119,18 @@ fn sharded_operators_pass(#[values("threads", "mpi")] backend: &str) {
     let complained = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}\n{complained}");
     assert!(!said.contains("unsupported"), "{said}");
+}
+
+/// Arguments that the public cases lack.
+#[test]
+fn own_cases_pass() {
+    let mut verify = Command::new(ISOBAR);
+    verify.args(["verify", "--ranks", "1,2,3,4,2x2"]).arg(workspace().join("tests/golden_own"));
+    let output = output_within(verify.env(THREADS, threads()), Duration::from_secs(600))
+        .unwrap()
+        .expect("did not end");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && !said.contains("unsupported"), "{said}");
 }
 
 /// Every layout of some meshes; with `--full`, of all, and of models that take long.

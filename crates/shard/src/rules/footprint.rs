@@ -52,6 +52,8 @@ pub struct Footprint<'a> {
     pub attrs: &'a Attrs,
     /// Number of the rank in the mesh.
     pub rank: usize,
+    /// True if a backward pass follows, whose bytes count, too.
+    pub gradients: bool,
 }
 
 /// One dim of a windowed operator's input on a rank: the input's shard, and the rank's part of the result.

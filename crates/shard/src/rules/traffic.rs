@@ -276,8 +276,13 @@ fn attention(call: &Footprint<'_>) -> u64 {
 /// Bounds a search of neighbours: split points travel round a ring once, and their gradients come from each other shard; the
 /// gradients of replicated points or queries are summed. A word comes from each rank.
 fn candidates(call: &Footprint<'_>) -> Result<u64> {
-    let points = if call.is_split(0) { call.size(0) + call.others() * largest_shard(call)? } else { 0 };
-    Ok(points + call.sum(call.replicated(2)) + split_features(call, 2) + 8 * (call.others() + 1))
+    let points = if call.is_split(0) { call.size(0) } else { 0 };
+    let sums = match call.gradients {
+        true if call.is_split(0) => call.others() * largest_shard(call)? + call.sum(call.replicated(2)),
+        true => call.sum(call.replicated(2)),
+        false => 0,
+    };
+    Ok(points + sums + split_features(call, 2) + 8 * (call.others() + 1))
 }
 
 /// Bounds a view: the elements between a shard's boundary and the next slice along the coarser dim, forward and backward.

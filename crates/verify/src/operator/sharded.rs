@@ -82,6 +82,7 @@ impl Operator for Sharded {
             outputs: outputs.map(|output| (output.size(), element(output))).collect(),
             attrs: case.header.attrs.as_object().context("`attrs` is no table")?,
             rank: rank.number(),
+            gradients: self.names(case)?.iter().any(|name| case.get(&format!("grad.{name}")).is_some()),
         };
         Ok(self.0.traffic().bytes(&footprint)?)
     }
