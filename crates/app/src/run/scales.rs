@@ -82,9 +82,10 @@ pub(super) fn scales_alike(
             merged
         }
     };
+    let scalars = if source.has_steps() { &statistics.forcings } else { &statistics.inputs };
+    check_scalars(source, train, &config.scalars, scalars)?;
     check_constants(&statistics, &channel_names(source, train)?, train)?;
     let Portion { inputs, targets, forcings, changes } = statistics;
-    check_scalars(source, train, &config.scalars, if source.has_steps() { &forcings } else { &inputs })?;
     let input = Normalizer::of_channels(&inputs)?;
     let target = match (source.has_steps(), source.has_others()) {
         (true, true) => Normalizer::of_channels(&[inputs, targets].concat())?,
