@@ -53,10 +53,10 @@ impl Parts {
         self.test.as_ref().unwrap_or(&self.validation)
     }
 
-    /// The same data sets with their times in a unit such as `hours since 1970-01-01`, where they have a unit since a date.
+    /// Converts the times of the data sets to a unit such as `hours since 1970-01-01`. Times without a reference date are unchanged.
     ///
     /// # Errors
-    /// A unit that is none since a date.
+    /// A `unit` without a reference date.
     pub fn in_unit(self, unit: &str) -> Result<Self> {
         let converted = |part: Part| -> Result<Part> {
             let Some(own) = part.data.time_unit().filter(|own| TimeAxis::new(own).is_ok()) else {
@@ -78,10 +78,10 @@ impl Parts {
         &self.stored
     }
 
-    /// Says how variables of the inputs are normalised, in the order of their channels: where `missing` is "fill" or "mask",
-    /// missing values are replaced by what becomes `fill` after that.
+    /// Sets the scales of input variables, in the order of their channels. If `missing` is "fill" or "mask", missing values are
+    /// replaced by the number that these scales normalise to `fill`.
     ///
-    /// Without, each process reads all training samples of a variable when it first finds a gap.
+    /// If no scales are set, each process reads all training samples of a variable at its first missing value.
     ///
     /// # Errors
     /// Unknown variables, scales of another number of channels.

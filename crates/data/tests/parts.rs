@@ -457,8 +457,7 @@ fn variables_of_staggered_grids_are_not_spread_over_both() {
     assert!(data.left_out().iter().any(|left| left.starts_with("v [")), "{:?}", data.left_out());
     let error = open(json!(["u", "v"])).open().unwrap_err().to_string();
     assert!(
-        error.contains("of which no variable has all")
-            && error.contains("`v` has [\"latitude\", \"longitude_u\"]"),
+        error.contains("are on different grids") && error.contains("`v` has [\"latitude\", \"longitude_u\"]"),
         "{error}"
     );
 }

@@ -30,8 +30,8 @@ pub(crate) struct CoarsenArgs {
     /// Variables to take; by default all
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     variables: Vec<String>,
-    /// Coarsening factor: number of points along each dim whose mean is a point of the coarse grid; a mean of points of which one is
-    /// missing is missing
+    /// Coarsening factor: number of points along each dim that are averaged into one point of the coarse grid; the mean is missing if
+    /// any of its points is missing
     #[arg(long, value_name = "POINTS", default_value_t = 4)]
     factor: usize,
     /// Write only the means, on the coarse grid and with the times of the source, as inputs of a run whose [data.target] is the source

@@ -112,7 +112,7 @@ fn in_folder(folder: &Path) -> Option<PathBuf> {
     found.min()
 }
 
-/// Of these formats those whose options are set, or all.
+/// Returns the formats whose options are set; all formats if none has options.
 fn named_in(sets: &[String], formats: Vec<String>) -> Vec<String> {
     let is_set = |format: &&String| {
         let key = format!("data.{format}");

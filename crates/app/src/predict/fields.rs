@@ -40,7 +40,7 @@ pub(super) struct Place<'a> {
     pub(super) options: (Kind, Device),
 }
 
-/// Lines of the log on rank 0 that say how many samples are predicted, ten seconds apart at least.
+/// Progress log of rank 0: number of predicted samples, at most once every ten seconds.
 struct Progress {
     all: usize,
     shows: bool,
@@ -56,7 +56,7 @@ impl Progress {
 
     fn predicted(&mut self, count: usize) {
         if self.shows && self.last.elapsed() >= Self::PAUSE {
-            tracing::info!("{count} of {} samples are predicted", self.all);
+            tracing::info!("predicted {count} of {} samples", self.all);
             self.last = Instant::now();
         }
     }

@@ -1,5 +1,5 @@
-//! Names, units and direction of the channels of a network, which its checkpoints keep: other data of the same shapes may have other
-//! levels, or theirs in another order.
+//! Names, units and row direction of a network's channels. Checkpoints store them, since data of the same shape may have other levels,
+//! or the same levels in another order.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::roles::as_str;
 use super::source::Source;
 
-/// Names of channels by the role of their variables, and what else gives their numbers a meaning.
+/// Channel names by the role of their variables, with units and the direction of latitudes.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Channels {
     inputs: Vec<String>,
@@ -30,7 +30,7 @@ impl Channels {
     /// Key of a run's identity.
     pub(crate) const KEY: &'static str = "channels";
 
-    /// Those of an open data set.
+    /// Returns the channels of an open data set.
     pub(crate) fn of(source: &Source) -> Result<Self> {
         let names = |data: &dyn Dataset, variables: &[String]| -> Result<Vec<String>> {
             if variables.is_empty() {
@@ -57,7 +57,7 @@ impl Channels {
         })
     }
 
-    /// Those that a checkpoint with this identity was trained on; `None` in checkpoints of earlier versions.
+    /// Returns the channels recorded in a checkpoint's identity; `None` for checkpoints of earlier versions.
     pub(crate) fn recorded(identity: &Value) -> Option<Self> {
         serde_json::from_value(identity.get(Self::KEY)?.clone()).ok()
     }
@@ -72,7 +72,7 @@ impl Channels {
         }
     }
 
-    /// The first difference of `data`, and how to give the same.
+    /// Returns the first difference between `data` and the training data, and how to fix it.
     fn difference(&self, now: &Self, data: &str) -> Option<String> {
         self.other_names(now, data).or_else(|| self.other_meaning(now, data))
     }

@@ -333,8 +333,7 @@ fn warn_of_steps(source: &Source, trains: bool) {
         && (own - known).abs() > 0.01 * known.abs()
     {
         tracing::warn!(
-            "the time step of the {name} data {} is {own}, and that of the training data {known}: a step of the network is one of \
-             training",
+            "the time step of the {name} data {} is {own}, that of the training data {known}; the network predicts steps of {known}",
             part.data.path().display()
         );
     }

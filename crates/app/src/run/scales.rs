@@ -99,7 +99,7 @@ pub(super) fn scales_alike(
     Ok(Scales { input, target, change, forcing })
 }
 
-/// Rejects variables that are the same at all points of the training samples, which have no scale.
+/// Rejects variables that are constant over the training samples: they cannot be normalised.
 fn check_constants(statistics: &Portion, names: &ChannelNames, train: &Part) -> Result<()> {
     let roles = [
         (&statistics.inputs, &names.inputs),
@@ -110,7 +110,7 @@ fn check_constants(statistics: &Portion, names: &ChannelNames, train: &Part) -> 
     match all.find(|(_, own)| own.min == own.max) {
         None => Ok(()),
         Some((name, own)) => bail!(Exit::Usage.because(format!(
-            "`{name}` is {} at all points of the training samples of {}, so that it has no scale; leave it out, or name it in data.scalars \
+            "`{name}` is {} at all points of the training samples of {} and cannot be normalised; leave it out, or name it in data.scalars \
              or data.statics if it differs in other samples",
             own.min,
             train.data.path().display()
@@ -145,7 +145,7 @@ fn variables<'a>(source: &'a Source, train: &'a Part) -> Vec<(&'a dyn Dataset, V
     }
 }
 
-/// A digest of the training samples as they are stored: nothing says yet what replaces missing values.
+/// Returns a digest of the training samples as stored, since the numbers that replace missing values are not known yet.
 fn digest_of(source: &Source) -> Result<u64> {
     let train = source.parts.stored();
     let of = |(data, names): (&dyn Dataset, Vec<&str>)| digest(data, &names, train.samples.clone());

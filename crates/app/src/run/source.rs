@@ -70,7 +70,7 @@ impl Source {
         self.parts.predicted().targets()
     }
 
-    /// Says how inputs, targets and forcings are normalised, so that nothing else is read to replace missing values.
+    /// Sets the scales of inputs, targets and forcings, so that missing values can be replaced without reading the training samples.
     pub(crate) fn set_scales(
         &self,
         [input, target]: [&Normalizer; 2],

@@ -71,8 +71,8 @@ impl PadMode {
         pairs.chunks_exact(2).enumerate().map(around).collect()
     }
 
-    /// The pairs that cut off and those that then add elements, if circular padding does both along a dim: as in PyTorch, what is
-    /// cut off does not come back on the other side.
+    /// Splits the pairs into those that crop and those that pad, if circular padding does both along a dim. Cropping comes first, as in
+    /// PyTorch, so that cropped elements do not reappear on the other side.
     pub fn cut_first(self, pairs: &[i64]) -> Option<[Vec<i64>; 2]> {
         let is_mixed = |pair: &[i64]| pair.iter().any(|&side| side < 0) && pair.iter().any(|&side| side > 0);
         (self == Self::Circular && pairs.chunks_exact(2).any(is_mixed)).then(|| {

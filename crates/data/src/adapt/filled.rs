@@ -37,7 +37,7 @@ pub(crate) struct Fills {
 }
 
 impl Fills {
-    /// Of these training samples, with missing values as NaN.
+    /// Makes the numbers from `samples` of `training`, in which missing values are NaN.
     pub(crate) fn new(
         training: Arc<dyn Dataset>,
         samples: Range<usize>,
@@ -47,21 +47,21 @@ impl Fills {
         Arc::new(Self { training, samples, fill, kept, known: Mutex::default() })
     }
 
-    /// Takes the numbers from the scales of variables, in their order.
+    /// Computes the numbers from the scales of the variables' channels, in the order of `variables`.
     ///
     /// # Errors
-    /// Scales of another number of channels.
+    /// Unknown variables, or scales for another number of channels.
     pub(crate) fn set_scales(&self, variables: &[&str], scales: &Normalizer) -> Result<()> {
         let chosen = choose(&*self.training, variables)?;
         let channels: usize = chosen.iter().map(|variable| variable.channels.len()).sum();
         let (mean, std) = (scales.mean(), scales.std());
         if mean.len() != channels && mean.len() != 1 {
             return Err(Error::Invalid(format!(
-                "there are scales of {} channels for the {channels} of {variables:?}",
+                "scales of {} channels for the {channels} of {variables:?}; give one scale for each channel, or one for all",
                 mean.len()
             )));
         }
-        // Two numbers may be those of all channels.
+        // A single mean and standard deviation apply to all channels.
         let mut scales = mean.iter().zip(std).cycle().map(|(mean, std)| self.number(*mean, *std));
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         for variable in chosen {

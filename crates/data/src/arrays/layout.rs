@@ -165,7 +165,7 @@ impl Reader<'_> {
             let axes = open(name).ok()?.into_iter();
             Some(axes.filter(|(_, _, role)| matches!(role, Role::Space(_))).map(|(axis, ..)| axis).collect())
         };
-        // Of arrays on several grids, those on the first one's.
+        // Keeps only arrays on the grid of the first one.
         let first = names.iter().find_map(spatial);
         names.retain(|name| spatial(name).is_none_or(|axes| Some(&axes) == first.as_ref()));
         let grid: Vec<_> = names.iter().filter_map(|name| open(name).ok()).flatten().collect();
@@ -334,7 +334,7 @@ impl Reader<'_> {
                 format!("`{name}` has {axes:?}")
             });
             return Err(Error::Config(format!(
-                "{}: the variables have different spatial dims, of which no variable has all: {}; name variables of one grid",
+                "{}: the variables are on different grids: {}; name variables of one grid",
                 self.arrays.path().display(),
                 grids.collect::<Vec<_>>().join(", ")
             )));

@@ -44,7 +44,8 @@ use crate::model::Model;
 ///
 /// Inputs: `fields` `[batch, channel, row, column]` with `max_history_size` frames, the oldest first, each of the variables at the
 /// surface and then each other variable on all levels, and after them the static fields, all normalised; `time` `[batch, 1]` of the
-/// last frame, in hours since the start of 1970 (`isobar train` converts from other units since a date). Output: the channels of one frame, `lead_time` later.
+/// last frame, in hours since the start of 1970 (`isobar train` converts times from other units). Output: the channels of one frame,
+/// `lead_time` later.
 ///
 /// State dict: `encoder.{surf,atmos}_token_embeds.{weights.NAME,bias}`, `encoder.level_agg`, `encoder.*_embed`,
 /// `backbone.{encoder,decoder}_layers.{i}.blocks.{j}`, `backbone.time_mlp`, `decoder.level_decoder`, `decoder.{surf,atmos}_heads.NAME`.

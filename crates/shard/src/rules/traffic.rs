@@ -230,7 +230,7 @@ fn channels(call: &Footprint<'_>) -> u64 {
     input + groups + weights + call.reduced(call.results())
 }
 
-/// Bounds a normalisation in groups of which the boundaries of split channels cut some: these move, and move back.
+/// Bounds a group norm: if a shard boundary cuts a group of channels, the input is redistributed, and the result back.
 fn torn_groups(call: &Footprint<'_>) -> Result<u64> {
     let Some(groups) = call.attr::<i64>("num_groups")? else { return Ok(0) };
     let layout = &call.tensor(0)?.layout;

@@ -79,8 +79,8 @@ pub struct FitConfig {
     pub resolved: String,
     /// Other values that a checkpoint should carry, for instance the normalizers.
     pub extra: serde_json::Value,
-    /// Values that a resumed run must share, besides seed, samples and batch size: an object, compared key by key. What it says
-    /// under `channels` is compared with checkpoints that have this key.
+    /// Values that a resumed run must share, besides seed, samples and batch size: an object, compared key by key. The key
+    /// `channels` is ignored if the checkpoint lacks it.
     pub identity: serde_json::Value,
     /// Settings of the task. A run that resumes with others, like one with another loss, continues with a warning.
     pub task: serde_json::Value,

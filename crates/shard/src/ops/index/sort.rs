@@ -122,7 +122,7 @@ fn sorted_places(row: &ShardTensor, descending: bool) -> Result<ShardTensor> {
     ShardTensor::new(local, sorted).to_layout(layout)
 }
 
-/// Place of an element that fills up a block, and comes behind all others.
+/// Place of a padding element, which sorts behind all others.
 const NOWHERE: i64 = i64::MAX;
 
 fn fill_places(places: &Tensor, fill: i64) -> Result<Tensor, TchError> {
