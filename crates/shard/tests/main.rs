@@ -1,6 +1,7 @@
 //! Sharded tensors on every layout against dense ones.
 
 mod adjoints;
+mod arguments;
 mod attention;
 mod checkpoint;
 mod common;

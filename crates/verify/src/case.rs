@@ -154,10 +154,33 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<(String, Header)> {
     let wrong = |what: String| Exit::Data.because(format!("{}: {what}", unreadable(path)));
     let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|error| wrong(error.to_string()))?;
     let text = metadata.metadata().as_ref().and_then(|keys| keys.get("case")).cloned();
-    let text = text.ok_or_else(|| wrong("its header has no key `case`".to_owned()))?;
+    let text = with_words(&text.ok_or_else(|| wrong("its header has no key `case`".to_owned()))?);
     let header: Header = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
     ensure!(header.rtol >= 0.0 && header.atol >= 0.0, wrong("expected tolerances of 0 or more".to_owned()));
     Ok((text, header))
+}
+
+/// Replaces `Infinity`, `-Infinity` and `NaN`, which Python writes and JSON lacks, by the words that operators read.
+fn with_words(text: &str) -> String {
+    const WORDS: [(&str, &str); 3] = [("-Infinity", "\"-inf\""), ("Infinity", "\"inf\""), ("NaN", "\"nan\"")];
+    let (mut result, mut rest, mut in_string) = (String::with_capacity(text.len()), text, false);
+    while let Some(next) = rest.chars().next() {
+        let length = match WORDS.iter().find(|(word, _)| !in_string && rest.starts_with(word)) {
+            Some((word, name)) => {
+                result.push_str(name);
+                word.len()
+            }
+            None => {
+                let is_escape = in_string && next == '\\';
+                let length = rest.chars().take(if is_escape { 2 } else { 1 }).map(char::len_utf8).sum();
+                in_string ^= next == '"';
+                result.push_str(&rest[..length]);
+                length
+            }
+        };
+        rest = &rest[length..];
+    }
+    result
 }
 
 fn unreadable(path: &Path) -> String {
@@ -167,6 +190,14 @@ fn unreadable(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_of_python_that_json_lacks_become_words() {
+        let text = r#"{"a": -Infinity, "NaN": ["x\"Infinity", Infinity, NaN], "é": "\\"}"#;
+        let read: Value = serde_json::from_str(&with_words(text)).unwrap();
+        let expected = serde_json::json!({"a": "-inf", "NaN": ["x\"Infinity", "inf", "nan"], "é": "\\"});
+        assert_eq!(read, expected);
+    }
 
     /// Also those whose operator Isobar lacks, which are answered as unsupported.
     #[test]

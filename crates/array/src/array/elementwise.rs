@@ -585,10 +585,10 @@ impl Unary {
     /// ```
     pub fn args(self) -> Attrs {
         match self {
-            Self::LeakyRelu(slope) => args!("negative_slope": slope)(),
+            Self::LeakyRelu(slope) => args!("negative_slope": number(slope))(),
             Self::Gelu => args!("approximate": "none")(),
             Self::GeluTanh => args!("approximate": "tanh")(),
-            Self::Softshrink(lambda) => args!("lambd": lambda)(),
+            Self::Softshrink(lambda) => args!("lambd": number(lambda))(),
             Self::Threshold { threshold, value } => {
                 args!("threshold": number(threshold), "value": number(value))()
             }

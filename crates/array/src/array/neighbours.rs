@@ -3,7 +3,7 @@
 use tch::{Kind, TchError, Tensor};
 
 use super::by_name::{call, one, two};
-use super::{Array, named, refuse};
+use super::{Array, named, number, refuse};
 use crate::dtypes::{Dtype, check_dtypes};
 use crate::error::Result;
 
@@ -28,7 +28,7 @@ pub trait Neighbours: Sized {
     where
         Self: Array,
     {
-        one("cdist", &[a, b], args!("p": p))
+        one("cdist", &[a, b], args!("p": number(p)))
     }
 
     /// The `k` points nearest to each of `queries` `[q, features]`: distances, ascending, and the points' numbers, both `[q, k]`.
@@ -69,7 +69,7 @@ pub trait Neighbours: Sized {
     where
         Self: Array,
     {
-        call("ball_query", &[self, queries], args!("radius": radius))
+        call("ball_query", &[self, queries], args!("radius": number(radius)))
     }
 
     /// The first `max_points` points within `radius` of each query: their numbers `[q, max_points]` (−1 where there are no
@@ -91,7 +91,11 @@ pub trait Neighbours: Sized {
     where
         Self: Array,
     {
-        call("ball_query_limited", &[self, queries], args!("radius": radius, "max_points": max_points))
+        call(
+            "ball_query_limited",
+            &[self, queries],
+            args!("radius": number(radius), "max_points": max_points),
+        )
     }
 }
 

@@ -3,7 +3,7 @@
 use tch::{Device, Kind, Reduction as TorchReduction, Tensor};
 
 use super::by_name::one;
-use super::{Array, Unary, argument, named, resolve};
+use super::{Array, Unary, argument, named, number, resolve};
 use crate::dtypes::{Dtype, check_dtypes};
 use crate::error::Result;
 use crate::precision::{full, full_kind};
@@ -33,6 +33,11 @@ pub enum Statistic {
     },
     /// √(Σ x²)
     Norm,
+    /// (Σ |x|ᵖ)^(1/p); the number of elements that are not zero for p = 0, the greatest |x| for p = ∞, the least for p = −∞.
+    PNorm {
+        /// Order of the norm.
+        p: f64,
+    },
     /// ln Σ eˣ
     LogSumExp,
     /// True if any element is not zero.
@@ -52,7 +57,7 @@ impl Statistic {
             Self::Min => "amin",
             Self::Var { .. } => "var",
             Self::Std { .. } => "std",
-            Self::Norm => "norm",
+            Self::Norm | Self::PNorm { .. } => "norm",
             Self::LogSumExp => "logsumexp",
             Self::Any => "any",
             Self::All => "all",
@@ -66,7 +71,9 @@ impl Statistic {
     /// The dtype has no such statistic.
     pub fn check(self, kind: Kind, device: Device) -> Result<()> {
         let dtype = match self {
-            Self::Mean | Self::Norm | Self::Var { .. } | Self::Std { .. } => Dtype::FloatingOrComplex,
+            Self::Mean | Self::Norm | Self::PNorm { .. } | Self::Var { .. } | Self::Std { .. } => {
+                Dtype::FloatingOrComplex
+            }
             Self::Max | Self::Min => Dtype::NotComplex,
             Self::Sum | Self::Prod | Self::LogSumExp | Self::Any | Self::All => Dtype::Any,
         };
@@ -75,7 +82,30 @@ impl Statistic {
 
     /// Returns true if mixed precision computes it in single precision, as libtorch's autocast does on CUDA.
     pub const fn is_in_full(self) -> bool {
-        matches!(self, Self::Sum | Self::Prod | Self::Norm | Self::LogSumExp)
+        matches!(self, Self::Sum | Self::Prod | Self::Norm | Self::PNorm { .. } | Self::LogSumExp)
+    }
+
+    /// Rejects an order that has no norm of `count` numbers.
+    ///
+    /// # Errors
+    ///
+    /// The order is not a number, or negative or infinite for no numbers.
+    pub fn check_order(self, count: i64) -> Result<()> {
+        let Self::PNorm { p } = self else { return Ok(()) };
+        let reason = match (p.is_nan(), count == 0 && (p < 0.0 || p.is_infinite())) {
+            (false, false) => return Ok(()),
+            (true, _) => "p is NaN; expected a number, \"inf\" or \"-inf\"".to_owned(),
+            _ => format!("p is {p} for no elements; expected a finite order of 0 or more"),
+        };
+        Err(argument(self.name(), reason))
+    }
+
+    /// Returns the order of a norm; `None` if it is 2.
+    pub fn order(self) -> Option<serde_json::Value> {
+        match self {
+            Self::PNorm { p } => Some(number(p)),
+            _ => None,
+        }
     }
 
     /// Returns the correction of a variance or standard deviation.
@@ -275,6 +305,7 @@ impl Reduce for Tensor {
             return Err(argument(statistic.name(), format!("dim {} comes twice in {dims:?}", dims[at])));
         }
         let dims = &dims[..];
+        statistic.check_order(dims.iter().map(|&dim| self.size()[dim as usize]).product())?;
         let x = if statistic.is_in_full() {
             named(statistic.name(), &[self], full(self))?
         } else {
@@ -286,6 +317,7 @@ impl Reduce for Tensor {
             Statistic::Max => x.f_amax(dims, keepdim),
             Statistic::Min => x.f_amin(dims, keepdim),
             Statistic::Norm => x.f_norm_scalaropt_dim(2.0, dims, keepdim),
+            Statistic::PNorm { p } => x.f_norm_scalaropt_dim(p, dims, keepdim),
             Statistic::Prod => prod(&x, dims, keepdim),
             Statistic::Var { correction } => x.f_var_correction(dims, correction, keepdim),
             Statistic::Std { correction } => x.f_std_correction(dims, correction, keepdim),

@@ -3,6 +3,7 @@
 mod ring_search;
 mod search;
 
+use isobar_array::kernel::number;
 use tch::{Kind, TchError, Tensor};
 
 use self::ring_search::{RingSchedule, Selection};
@@ -62,7 +63,7 @@ impl ShardTensor {
     /// Shapes that do not fit; a negative `p`; different meshes; the errors of the exchange.
     pub fn cdist(a: &Self, b: &dyn Operand, p: f64) -> Result<Self> {
         let b = &*b.promote("cdist", a)?;
-        operator("cdist", &[a, b], args!("p": p), || {
+        operator("cdist", &[a, b], args!("p": number(p)), || {
             let features = |x: &Self| x.shape().last().copied();
             if a.ndim() < 2 || b.ndim() < 2 || features(a) != features(b) {
                 let shapes = format!("{:?} and {:?}", a.shape(), b.shape());
@@ -137,7 +138,7 @@ impl ShardTensor {
     /// exchange.
     pub fn ball_query(&self, queries: &dyn Operand, radius: f64) -> Result<Ball> {
         let queries = &*queries.promote("ball_query", self)?;
-        let parts = operator("ball_query", &[self, queries], args!("radius": radius), || {
+        let parts = operator("ball_query", &[self, queries], args!("radius": number(radius)), || {
             check_radius(radius)?;
             let search = Search::new("ball_query", self, queries)?;
             let (found, distances) = search.run(Within { radius, limit: None })?;
@@ -170,7 +171,7 @@ impl ShardTensor {
         max_points: i64,
     ) -> Result<LimitedBall> {
         let queries = &*queries.promote("ball_query", self)?;
-        let args = args!("radius": radius, "max_points": max_points);
+        let args = args!("radius": number(radius), "max_points": max_points);
         let parts = operator("ball_query_limited", &[self, queries], args, || {
             check_radius(radius)?;
             if max_points < 1 {
@@ -333,7 +334,7 @@ impl Search {
 }
 
 crate::register! {
-    /// The distance of each pair of points, by the norm `p`.
+    /// The distance of each pair of points, by the norm `p` (2 if not given; "inf": the greatest difference).
     "cdist"(a: Floating, b: Operand; p) Points: |call| ShardTensor::cdist(call.tensor(0)?, call.tensor(1)?, call.or("p", 2.0)?);
     /// The `k` nearest points of each query: distances and indices.
     "knn"(points, queries; k) Candidates: |call| call.tensor(0)?.knn(call.tensor(1)?, call.get("k")?);

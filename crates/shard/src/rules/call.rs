@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use isobar_array::{Attrs, Generator};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IntoDeserializer};
 use serde_json::Value;
 use tch::Kind;
 
@@ -66,33 +66,28 @@ impl<'a> Call<'a> {
         Ok(self.optional(name)?.unwrap_or(default))
     }
 
-    /// Returns the argument `name`, if it is there and not null.
+    /// Returns the argument `name`, if it is there and not null. "inf", "-inf" and "nan" are floating numbers, too, which JSON
+    /// lacks.
     pub fn optional<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
-        match self.value(name)? {
-            None => Ok(None),
-            Some(value) => match serde_json::from_value(value.clone()) {
-                Ok(value) => Ok(Some(value)),
-                Err(error) => self.refuse(format!("the argument \"{name}\" is {value}: {error}")),
-            },
+        let Some(value) = self.value(name)? else { return Ok(None) };
+        let read = serde_json::from_value(value.clone()).or_else(|error| match not_finite(value) {
+            Some(number) => T::deserialize(number.into_deserializer()),
+            None => Err(error),
+        });
+        match read {
+            Ok(value) => Ok(Some(value)),
+            Err(error) => self.refuse(format!("the argument \"{name}\" is {value}: {error}")),
         }
     }
 
-    /// Returns the number `name`, if it is there; "inf", "-inf" and "nan" are numbers, too, which JSON lacks.
+    /// Returns the number `name`, if it is there.
     pub fn optional_number(&self, name: &str) -> Result<Option<f64>> {
-        match self.value(name)?.and_then(Value::as_str) {
-            Some("inf") => Ok(Some(f64::INFINITY)),
-            Some("-inf") => Ok(Some(f64::NEG_INFINITY)),
-            Some("nan") => Ok(Some(f64::NAN)),
-            _ => self.optional(name),
-        }
+        self.optional(name)
     }
 
     /// Returns the number `name`, which is required.
     pub fn number(&self, name: &str) -> Result<f64> {
-        match self.optional_number(name)? {
-            Some(value) => Ok(value),
-            None => self.missing(name),
-        }
+        self.get(name)
     }
 
     /// Returns the argument `name`, one value or a list of them, or the default.
@@ -195,5 +190,15 @@ impl<'a> Call<'a> {
 
     fn missing<T>(&self, name: &str) -> Result<T> {
         self.refuse(format!("the argument \"{name}\" is missing"))
+    }
+}
+
+/// Returns the number that a word stands for; `None` if it stands for none.
+fn not_finite(value: &Value) -> Option<f64> {
+    match value.as_str()? {
+        "inf" => Some(f64::INFINITY),
+        "-inf" => Some(f64::NEG_INFINITY),
+        "nan" => Some(f64::NAN),
+        _ => None,
     }
 }

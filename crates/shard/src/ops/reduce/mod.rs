@@ -3,6 +3,7 @@
 //! They depend on no operator that is built from them.
 
 mod extreme;
+mod p_norm;
 mod softmax;
 pub(super) mod welford;
 
@@ -14,6 +15,7 @@ use isobar_collectives::{
     Group, LinearMap, ReduceOp, differentiable, gather_from_parallel_region, reduce_from_parallel_region,
     start,
 };
+use serde_json::Value;
 use tch::{Kind, TchError, Tensor};
 
 use super::index::Owners;
@@ -126,7 +128,7 @@ impl ShardTensor {
         operator(
             op,
             &[self],
-            args!("dim": dims, "keepdim": keepdim, "correction": statistic.correction()),
+            args!("dim": dims, "keepdim": keepdim, "correction": statistic.correction(), "p": statistic.order()),
             || {
                 statistic.check(self.kind(), self.device())?;
                 let x =
@@ -162,6 +164,10 @@ impl ShardTensor {
                         |x, dims| x.f_norm_scalaropt_dim(2.0, dims, true),
                         |all| all.f_norm_scalaropt_dim(2.0, [0], false),
                     ),
+                    Statistic::PNorm { p } => {
+                        statistic.check_order(over.count(&x))?;
+                        p_norm::p_norm(op, &x, &over, p)
+                    }
                     Statistic::LogSumExp if over.axes.is_empty() => {
                         over.done(named(op, &[local], local.f_logsumexp(dims, true))?)
                     }
@@ -346,11 +352,8 @@ crate::register! {
     "amax"(input; dim, keepdim) Terms: |call| statistic(call, Statistic::Max);
     /// Minimum over the dims `dim`, or over all.
     "amin"(input; dim, keepdim) Terms: |call| statistic(call, Statistic::Min);
-    /// √(Σ x²) over the dims `dim`, or over all.
-    "norm"(input; dim, keepdim; p) Terms: |call| {
-        call.only("p", 2.0)?;
-        statistic(call, Statistic::Norm)
-    };
+    /// (Σ |x|ᵖ)^(1/p) over the dims `dim`, or over all, of the order `p` or `ord` (2 if not given); the count of non-zeros for 0, the greatest |x| for "inf", the least for "-inf".
+    "norm"(input; dim, keepdim, p; ord) Terms: |call| norm(call);
     /// ln Σ eˣ over the dims `dim`, or over all.
     "logsumexp"(input; dim, keepdim) Terms: |call| statistic(call, Statistic::LogSumExp);
     /// True if any element is not zero, over the dims `dim`, or over all.
@@ -365,6 +368,15 @@ crate::register! {
         |call| statistic(call, Statistic::Std { correction: call.or("correction", 1)? });
     /// Sums up to each index of `dim`.
     "cumsum"(input; dim) Rows: |call| call.tensor(0)?.cumsum(call.get("dim")?);
+}
+
+fn norm(call: &Call<'_>) -> Result<ShardTensor> {
+    call.either("p", "ord")?;
+    let name = if call.has("ord")? { "ord" } else { "p" };
+    // PyTorch's default by its name.
+    let is_frobenius = call.optional::<Value>(name)?.is_some_and(|value| value == "fro");
+    let p = if is_frobenius { 2.0 } else { call.or(name, 2.0)? };
+    statistic(call, if p == 2.0 { Statistic::Norm } else { Statistic::PNorm { p } })
 }
 
 fn statistic(call: &Call<'_>, statistic: Statistic) -> Result<ShardTensor> {
