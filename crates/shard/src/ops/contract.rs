@@ -6,6 +6,7 @@ use isobar_array::kernel::{self, Dtype, lowered};
 use isobar_collectives::ReduceOp;
 use tch::{Device, TchError, Tensor};
 
+use super::ellipsis::spelled_out;
 use super::{operator, refuse, rule};
 use crate::dense::named;
 use crate::error::Result;
@@ -118,20 +119,26 @@ fn factor(tensor: &ShardTensor, labels: impl IntoIterator<Item = char>) -> Facto
     Factor { tensor, labels: labels.into_iter().collect(), added: false }
 }
 
-/// The letters of each operand of an equation, and those of its result.
-fn letters(equation: &str) -> (Vec<Vec<char>>, Vec<char>) {
+/// The letters of each operand of an equation, whose numbers of dims are `dims`, and those of its result.
+fn letters(equation: &str, dims: &[usize]) -> Result<(Vec<Vec<char>>, Vec<char>), String> {
     let plain: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
     let (left, right) = match plain.split_once("->") {
-        Some((left, right)) => (left.to_owned(), right.chars().collect()),
+        Some((left, right)) => (left.to_owned(), right.to_owned()),
         None => {
             // Letters that appear once, in alphabetical order.
-            let mut letters: Vec<char> = plain.chars().filter(|c| *c != ',').collect();
+            let mut letters: Vec<char> = plain.chars().filter(|c| !",.".contains(*c)).collect();
             letters.sort_unstable();
             let once = |letter: &char| plain.chars().filter(|c| c == letter).count() == 1;
-            (plain.clone(), letters.iter().copied().filter(once).collect())
+            let broadcast = if plain.contains("...") { "..." } else { "" };
+            let once = letters.iter().copied().filter(once);
+            (plain.clone(), broadcast.chars().chain(once).collect())
         }
     };
-    (left.split(',').map(|part| part.chars().collect()).collect(), right)
+    let parts: Vec<&str> = left.split(',').collect();
+    if parts.len() != dims.len() || dims.is_empty() {
+        return Err(format!("it names {} tensors, got {}", parts.len(), dims.len()));
+    }
+    spelled_out(&parts, &right, dims)
 }
 
 /// The first two dims of one label.
@@ -308,6 +315,7 @@ impl ShardTensor {
 
     /// Einstein's summation, such as `"bhqd,bhkd->bhqk"`: dims of one letter are walked together, and those that the result
     /// does not name are summed over. A letter repeated in an operand takes the diagonal; at most one of its dims may be sharded.
+    /// "..." stands for the dims without a letter, which are broadcast.
     ///
     /// # Errors
     ///
@@ -323,10 +331,11 @@ impl ShardTensor {
                 .map(|(at, (x, name))| (&name[..], x.kind(), dtype(at)));
             kernel::check_dtypes("einsum", typed, tensors.first().map_or(Device::Cpu, |x| x.device()))?;
             let wrong = |why: &str| refuse("einsum", format!("\"{equation}\": {why}"));
-            let (labels, right) = letters(equation);
-            if labels.len() != tensors.len() || tensors.is_empty() {
-                return wrong(&format!("it names {} tensors, got {}", labels.len(), tensors.len()));
-            }
+            let dims: Vec<usize> = tensors.iter().map(|tensor| tensor.ndim()).collect();
+            let (labels, right) = match letters(equation, &dims) {
+                Ok(letters) => letters,
+                Err(why) => return wrong(&why),
+            };
             for (labels, tensor) in labels.iter().zip(tensors) {
                 let letters = labels.iter().all(|c| c.is_ascii_alphabetic());
                 if labels.len() != tensor.ndim() || !letters {
@@ -362,7 +371,7 @@ crate::register! {
     /// The product of matrices of a batch, with an optional bias.
     "bmm"(input: NotBool, other: Operand, bias: Operand) Product(rows_by_columns):
         |call| call.tensor(0)?.bmm(call.tensor(1)?, operand(call.optional_tensor(2)));
-    /// Sums of products by the indices of `equation`; a letter repeated in an operand takes the diagonal (at most one dim sharded).
+    /// Sums of products by the indices of `equation`; a letter repeated in an operand takes the diagonal (at most one dim sharded), "..." stands for broadcast dims.
     "einsum"(; equation) Product(sums_a_split_letter):
         |call| ShardTensor::einsum(&call.get::<String>("equation")?, call.tensors());
 }
@@ -376,7 +385,8 @@ fn rows_by_columns(call: &Footprint<'_>) -> bool {
 /// Returns whether a letter that the result lacks names a split dim.
 fn sums_a_split_letter(call: &Footprint<'_>) -> bool {
     let equation: String = call.attr("equation").ok().flatten().unwrap_or_default();
-    let (operands, result) = letters(&equation);
+    let dims: Vec<usize> = call.tensors.iter().map(|tensor| tensor.layout.ndim()).collect();
+    let Ok((operands, result)) = letters(&equation, &dims) else { return true };
     let is_summed = |(at, labels): (usize, &Vec<char>)| {
         let mut dims = labels.iter().enumerate();
         dims.any(|(dim, label)| !result.contains(label) && call.is_split_along(at, dim as i64))

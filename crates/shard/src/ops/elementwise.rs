@@ -6,7 +6,7 @@ use isobar_collectives::ReduceOp;
 use tch::{Device, Kind, Scalar, Tensor};
 
 use super::align::align;
-use super::{operator, rule, torch};
+use super::{operator, parameterised, rule, torch};
 use crate::error::{Error, Result};
 use crate::layout::{Dim, Placement};
 use crate::promote::Operand;
@@ -232,37 +232,33 @@ crate::register! {
     /// ln σ(x).
     "logsigmoid"(input) Nothing: |call| call.tensor(0)?.unary(Unary::LogSigmoid);
     /// max(x, 0).
-    "relu"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Relu);
-    /// x, or eˣ − 1 below 0.
-    "elu"(input;; alpha) Nothing: |call| unit(call, Unary::Elu);
-    /// x, or eˣ − 1 below 0 (α = 1).
-    "celu"(input;; alpha) Nothing: |call| unit(call, Unary::Celu);
+    "relu"(input;; inplace) Nothing: |call| activation(call, Unary::Relu);
+    /// x, or α · (eˣ − 1) below 0 (`alpha`, 1 if not given).
+    "elu"(input: Floating;; alpha, inplace) Nothing: |call| parameterised::elu(call);
+    /// x, or α · (exp(x / α) − 1) below 0 (`alpha`, 1 if not given).
+    "celu"(input: Floating;; alpha, inplace) Nothing: |call| parameterised::celu(call);
     /// 1.0507… · (x, or 1.6732… · (eˣ − 1) below 0).
-    "selu"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Selu);
+    "selu"(input;; inplace) Nothing: |call| activation(call, Unary::Selu);
     /// x · σ(x).
-    "silu"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Silu);
-    /// ln(1 + eˣ).
-    "softplus"(input;; beta, threshold) Nothing: |call| {
-        call.only("beta", 1.0)?;
-        call.only("threshold", 20.0)?;
-        call.tensor(0)?.unary(Unary::Softplus)
-    };
+    "silu"(input;; inplace) Nothing: |call| activation(call, Unary::Silu);
+    /// ln(1 + exp(β x)) / β (`beta`, 1 if not given), or x where β x is above `threshold` (20 if not given).
+    "softplus"(input: Floating;; beta, threshold) Nothing: |call| parameterised::softplus(call);
     /// x / (1 + |x|).
     "softsign"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Softsign);
     /// x − tanh x.
     "tanhshrink"(input) Nothing: |call| call.tensor(0)?.unary(Unary::Tanhshrink);
     /// x, or `negative_slope` · x below 0.
-    "leaky_relu"(input; negative_slope) Nothing:
-        |call| call.tensor(0)?.unary(Unary::LeakyRelu(call.or("negative_slope", 0.01)?));
+    "leaky_relu"(input; negative_slope; inplace) Nothing:
+        |call| activation(call, Unary::LeakyRelu(call.or("negative_slope", 0.01)?));
     /// x · Φ(x), exact or by tanh (`approximate`).
     "gelu"(input; approximate) Nothing: |call| gelu(call);
     /// x moved towards 0 by `lambd`, and 0 where it was nearer.
     "softshrink"(input; lambd) Nothing:
         |call| call.tensor(0)?.unary(Unary::Softshrink(call.or("lambd", 0.5)?));
     /// x where it is above `threshold`, else `value`.
-    "threshold"(input; threshold, value) Nothing: |call| {
+    "threshold"(input; threshold, value; inplace) Nothing: |call| {
         let (threshold, value) = (call.number("threshold")?, call.number("value")?);
-        call.tensor(0)?.unary(Unary::Threshold { threshold, value })
+        activation(call, Unary::Threshold { threshold, value })
     };
     /// x cut to the interval from `min` to `max`.
     "clamp"(input; min, max) Nothing: |call| {
@@ -270,12 +266,12 @@ crate::register! {
         let max = call.optional_number("max")?.unwrap_or(f64::INFINITY);
         call.tensor(0)?.unary(Unary::Clamp { min, max })
     };
-    /// a + b; b is a tensor, or the number `other`.
+    /// a + α b (`alpha`, 1 if not given); b is a tensor, or the number `other`.
     "add"(input, other;; other, alpha) SmallerOperands:
-        |call| sum(call, Binary::Add, || Ok(Unary::AddScalar(call.number("other")?)));
-    /// a − b; b is a tensor, or the number `other`.
+        |call| sum(call, Binary::Add, 1.0);
+    /// a − α b (`alpha`, 1 if not given); b is a tensor, or the number `other`.
     "sub"(input: NotBool, other: NotBool;; other, alpha) SmallerOperands:
-        |call| sum(call, Binary::Sub, || Ok(Unary::AddScalar(-call.number("other")?)));
+        |call| sum(call, Binary::Sub, -1.0);
     /// a · b; b is a tensor, or the number `other`.
     "mul"(input, other;; other) SmallerOperands:
         |call| binary(call, Binary::Mul, || Ok(Unary::MulScalar(call.number("other")?)));
@@ -320,20 +316,19 @@ fn gelu(call: &Call<'_>) -> Result<ShardTensor> {
     Ok(call.tensor(0)?.unary(function)?)
 }
 
-/// A function whose scale α is 1.
-fn unit(call: &Call<'_>, function: Unary) -> Result<ShardTensor> {
-    call.only("alpha", 1.0)?;
+/// A function whose result is a new tensor.
+fn activation(call: &Call<'_>, function: Unary) -> Result<ShardTensor> {
+    call.only("inplace", false)?;
     Ok(call.tensor(0)?.unary(function)?)
 }
 
-/// A sum or difference, of which the second operand has the factor α = 1.
-fn sum(
-    call: &Call<'_>,
-    function: Binary,
-    with_number: impl FnOnce() -> Result<Unary>,
-) -> Result<ShardTensor> {
-    call.only("alpha", 1.0)?;
-    binary(call, function, with_number)
+/// A sum or difference, of which the second operand has the factor α.
+fn sum(call: &Call<'_>, function: Binary, sign: f64) -> Result<ShardTensor> {
+    let x = call.tensor(0)?;
+    match call.tensor_or_number(1)? {
+        Some(other) => x.binary(function, &parameterised::times_alpha(call, x, other)?),
+        None => Ok(x.unary(Unary::AddScalar(sign * call.or("alpha", 1.0)? * call.number("other")?))?),
+    }
 }
 
 /// A function of two tensors, or of one and a number.

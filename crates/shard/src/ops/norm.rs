@@ -289,8 +289,8 @@ fn extent(call: &Footprint<'_>, dim: usize) -> Result<i64> {
 
 /// Returns the number of slices that a layer norm normalises independently.
 fn samples(call: &Footprint<'_>) -> Result<i64> {
-    let normalized: Vec<i64> = call.attr("normalized_shape")?.unwrap_or_default();
-    Ok(call.tensor(0)?.layout.shape().iter().rev().skip(normalized.len()).product())
+    let normalized = call.numbers("normalized_shape", 1).len();
+    Ok(call.tensor(0)?.layout.shape().iter().rev().skip(normalized).product())
 }
 
 /// Returns the number of channel groups over all samples.

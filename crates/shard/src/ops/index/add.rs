@@ -8,6 +8,7 @@ use super::route::{Owners, Route};
 use super::{is_free, propagate_error, replaced, resolved_indices, split_of_indices};
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
+use crate::ops::parameterised::times_alpha;
 use crate::ops::{operator, refuse, resolve, torch};
 use crate::promote::Operand;
 use crate::rules::Indexing;
@@ -126,9 +127,11 @@ fn partial(layout: &Layout, axes: &[usize]) -> Layout {
 }
 
 crate::register! {
-    /// Adds slices of `source` to those along `dim` that `index` names.
-    "index_add"(input, index: Index, source: Same; dim) Indexed(Indexing::ADD):
-        |call| call.tensor(0)?.index_add(call.get("dim")?, call.tensor(1)?, call.tensor(2)?);
+    /// Adds slices of `source` times α (`alpha`, 1 if not given) to those along `dim` that `index` names.
+    "index_add"(input, index: Index, source: Same; dim; alpha) Indexed(Indexing::ADD): |call| {
+        let (x, source) = (call.tensor(0)?, call.tensor(2)?);
+        x.index_add(call.get("dim")?, call.tensor(1)?, &times_alpha(call, x, source)?)
+    };
     /// Adds elements of `source` to those along `dim` that `index` names.
     "scatter_add"(input, index: Index, source: Same; dim) Indexed(Indexing::ADD):
         |call| call.tensor(0)?.scatter_add(call.get("dim")?, call.tensor(1)?, call.tensor(2)?);

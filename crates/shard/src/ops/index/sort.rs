@@ -142,10 +142,13 @@ fn in_order(items: [Tensor; 2], descending: bool) -> Result<[Tensor; 2], TchErro
 }
 
 crate::register! {
-    /// The elements along `dim` in order, and their indices.
-    "sort"(input: NotComplex; dim, descending) Sorted:
-        |call| call.tensor(0)?.sort(call.get("dim")?, call.or("descending", false)?);
-    /// The `k` greatest or least elements along `dim`, and their indices.
+    /// The elements along `dim` (the last if not given) in order, and their indices; equal ones keep their order (`stable`).
+    "sort"(input: NotComplex; dim, descending; stable) Sorted: |call| {
+        // The order is stable without it, too.
+        let _ = call.or("stable", false)?;
+        call.tensor(0)?.sort(call.or("dim", -1)?, call.or("descending", false)?)
+    };
+    /// The `k` greatest or least elements along `dim` (the last if not given) in order, and their indices.
     "topk"(input: Real; k, dim, largest; sorted) Best: |call| {
         call.only("sorted", true)?;
         call.tensor(0)?.topk(call.get("k")?, call.or("dim", -1)?, call.or("largest", true)?)

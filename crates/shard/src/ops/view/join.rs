@@ -107,8 +107,8 @@ fn target(tensors: &[ShardTensor], joined: Option<usize>) -> Layout {
 }
 
 crate::register! {
-    /// The tensors one after the other along `dim`.
-    "cat"(; dim) Followed: |call| ShardTensor::cat(call.tensors(), call.get("dim")?);
-    /// The tensors as slices of a new dim `dim`.
-    "stack"(; dim) Followed: |call| ShardTensor::stack(call.tensors(), call.get("dim")?);
+    /// The tensors one after the other along `dim` (0 if not given).
+    "cat"(; dim) Followed: |call| ShardTensor::cat(call.tensors(), call.or("dim", 0)?);
+    /// The tensors as slices of a new dim `dim` (0 if not given).
+    "stack"(; dim) Followed: |call| ShardTensor::stack(call.tensors(), call.or("dim", 0)?);
 }

@@ -1,11 +1,13 @@
 //! Parts of a tensor: elements stay on their ranks.
 
+use serde_json::Value;
 use tch::Tensor;
 
 use crate::dense::named;
 use crate::error::Result;
 use crate::layout::{Dim, Interval};
 use crate::ops::{operator, refuse, resolve, torch};
+use crate::rules::Call;
 use crate::tensor::ShardTensor;
 use crate::window::{HaloSpec, WindowRun, Windows, fetch};
 
@@ -203,11 +205,27 @@ crate::register! {
     /// `length` slices of `dim` from `start`.
     "narrow"(input; dim, start, length) Nothing:
         |call| call.tensor(0)?.narrow(call.get("dim")?, call.get("start")?, call.get("length")?);
-    /// All slices of `dim`, each a tensor.
-    "unbind"(input; dim) Selected: |call| call.tensor(0)?.unbind(call.get("dim")?);
-    /// Parts of `dim` of the extents `sizes`.
-    "split"(input; sizes, dim) Nothing:
-        |call| call.tensor(0)?.split(&call.get::<Vec<i64>>("sizes")?, call.get("dim")?);
-    /// At most `chunks` parts of `dim`.
-    "chunk"(input; chunks, dim) Nothing: |call| call.tensor(0)?.chunk(call.get("chunks")?, call.get("dim")?);
+    /// All slices of `dim` (0 if not given), each a tensor.
+    "unbind"(input; dim) Selected: |call| call.tensor(0)?.unbind(call.or("dim", 0)?);
+    /// Parts of `dim` (0 if not given) of the extents `sizes` or `split_size_or_sections`, or of one extent, the last part shorter.
+    "split"(input; sizes, dim; split_size_or_sections) Nothing: |call| split(call);
+    /// At most `chunks` parts of `dim` (0 if not given).
+    "chunk"(input; chunks, dim) Nothing: |call| call.tensor(0)?.chunk(call.get("chunks")?, call.or("dim", 0)?);
+}
+
+/// Splits into parts of given extents, or of one.
+fn split(call: &Call<'_>) -> Result<Vec<ShardTensor>> {
+    call.either("sizes", "split_size_or_sections")?;
+    let name = if call.has("split_size_or_sections")? { "split_size_or_sections" } else { "sizes" };
+    let (x, dim) = (call.tensor(0)?, call.or("dim", 0)?);
+    let Some(size) = call.optional::<Value>(name)?.and_then(|value| value.as_i64()) else {
+        return x.split(&call.get::<Vec<i64>>(name)?, dim);
+    };
+    let extent = x.shape()[resolve("split", dim, x.ndim())?];
+    if size < 1 {
+        return call.refuse(format!("\"{name}\" is {size}; expected at least 1, or a list of extents"));
+    }
+    let starts = (0..extent.max(1)).step_by(size as usize);
+    let sizes: Vec<i64> = starts.map(|start| size.min(extent - start)).collect();
+    x.split(&sizes, dim)
 }
