@@ -196,6 +196,14 @@ fn sums_take_a_factor(#[values(1, 2, 4)] mesh: usize) {
     });
 }
 
+/// Between, 16 bits are computed in single precision: e¹⁶ is not finite in `Half`.
+#[test]
+fn softplus_of_16_bits_is_finite() {
+    let x = Tensor::from_slice(&[8.0_f32]).to_kind(Kind::Half);
+    let y = Tensor::op("softplus", &[&x], &args!("beta": 2.0)()).unwrap().remove(0);
+    assert_eq!((y.kind(), y), (Kind::Half, x));
+}
+
 /// A sum keeps PyTorch's dtype.
 #[test]
 fn a_factor_is_of_the_dtype_of_the_sum() {

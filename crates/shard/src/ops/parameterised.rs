@@ -4,7 +4,7 @@ use isobar_array::kernel::{full, number};
 use isobar_array::{Elementwise, Unary};
 use tch::{Kind, TchError, Tensor};
 
-use super::torch;
+use super::{torch, wide};
 use crate::error::Result;
 use crate::rules::Call;
 use crate::tensor::ShardTensor;
@@ -42,17 +42,20 @@ pub(super) fn softplus(call: &Call<'_>) -> Result<ShardTensor> {
     let args = args!("beta": number(beta), "threshold": number(threshold));
     x.map("softplus", args, |x| {
         let x = full(x)?;
+        let kind = x.kind();
+        let x = wide(&x)?;
         let scaled = x.f_mul_scalar(beta)?;
         // (The clamp keeps the gradient of the part that is not taken finite.)
         let curved = scaled.f_clamp_max(threshold)?.f_exp()?.f_log1p()?.f_div_scalar(beta)?;
-        x.f_where_self(&scaled.f_gt(threshold)?, &curved)
+        x.f_where_self(&scaled.f_gt(threshold)?, &curved)?.f_to_kind(kind)
     })
 }
 
 /// x above 0, else `scale` · (exp(`rate` · x) − 1).
 fn exponential(x: &Tensor, scale: f64, rate: f64) -> Result<Tensor, TchError> {
-    let low = x.f_clamp_max(0.0)?.f_mul_scalar(rate)?.f_expm1()?.f_mul_scalar(scale)?;
-    x.f_where_self(&x.f_gt(0.0)?, &low)
+    let wide = wide(x)?;
+    let low = wide.f_clamp_max(0.0)?.f_mul_scalar(rate)?.f_expm1()?.f_mul_scalar(scale)?;
+    wide.f_where_self(&wide.f_gt(0.0)?, &low)?.f_to_kind(x.kind())
 }
 
 /// The tensor `y`, which is to be added to `x`, times the argument `alpha` in the dtype of the sum.
