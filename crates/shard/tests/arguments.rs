@@ -18,7 +18,7 @@ fn call(name: &str, inputs: &[ShardTensor], attrs: Attrs) -> isobar_shard::Resul
 
 /// The error of an operator on dense tensors.
 fn refused(name: &str, inputs: &[&Tensor], attrs: Attrs) -> String {
-    Tensor::op(name, inputs, &attrs).unwrap_err().to_string()
+    Tensor::op(name, inputs, &attrs).expect_err("a refusal").to_string()
 }
 
 #[rstest]
