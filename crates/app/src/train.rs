@@ -315,7 +315,7 @@ impl Job for Training<'_> {
             })?,
             identity: {
                 let mut identity = identity(config, weighted, regression.as_ref())?;
-                identity[Channels::KEY] = serde_json::to_value(Channels::of(&source)?)?;
+                identity[Channels::KEY] = serde_json::to_value(Channels::of_training(&source)?)?;
                 identity
             },
             task: serde_json::to_value(&config.task)?,

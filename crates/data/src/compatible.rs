@@ -16,11 +16,20 @@ pub(crate) fn check(whole: &dyn Dataset, other: &dyn Dataset, key: &str) -> Resu
         let (found, expected) = (word(other), word(whole));
         return Err(Error::Config(format!("{key}: {path} has {found}, expected {expected} as {first}")));
     }
+    let dims =
+        |data: &dyn Dataset| data.dims().iter().map(|dim| dim.name.clone()).collect::<Vec<_>>().join(", ");
+    if dims(other) != dims(whole) {
+        let (path, first) = (other.path().display(), whole.path().display());
+        let (found, expected) = (dims(other), dims(whole));
+        return Err(Error::Config(format!(
+            "{key}: {path} has the dims {found}, expected {expected} as {first}"
+        )));
+    }
     let names: Vec<&str> = whole.variables().iter().map(|variable| variable.name.as_str()).collect();
     check_alike(whole, other, &names, key)
 }
 
-/// Rejects a data set with another grid than the first one, or with other channels or units of the named variables; `key` is the
+/// Rejects a data set with another grid than the first one (names of dims do not count), or with other channels or units of the named variables; `key` is the
 /// setting that names it.
 ///
 /// # Errors
@@ -31,13 +40,16 @@ pub fn check_alike(whole: &dyn Dataset, other: &dyn Dataset, variables: &[&str],
         Err(Error::Config(format!("{key}: {path} has {found}, expected {expected} as {first}")))
     };
     let (dims, known) = (other.dims(), whole.dims());
-    let extents = |dims: &[Dim]| -> Vec<String> {
-        dims.iter().map(|dim| format!("{} = {}", dim.name, dim.coordinates.len())).collect()
-    };
+    let extents = |dims: &[Dim]| dims.iter().map(|dim| dim.coordinates.len()).collect::<Vec<_>>();
     if extents(dims) != extents(known) {
-        return misfit(format!("the dims {}", extents(dims).join(", ")), extents(known).join(", "));
+        let text = |dims: &[Dim]| -> Vec<String> {
+            dims.iter().map(|dim| format!("{} = {}", dim.name, dim.coordinates.len())).collect()
+        };
+        return misfit(format!("the dims {}", text(dims).join(", ")), text(known).join(", "));
     }
-    for (own, known) in dims.iter().zip(known) {
+    // Data without coordinates have numbers of points.
+    let with_coordinates = |(own, known): &(&Dim, &Dim)| !own.is_numbered() && !known.is_numbered();
+    for (own, known) in dims.iter().zip(known).filter(with_coordinates) {
         let step =
             known.coordinates.windows(2).map(|pair| (pair[1] - pair[0]).abs()).fold(f64::INFINITY, f64::min);
         let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-3 * step.min(1e3);

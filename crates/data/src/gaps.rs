@@ -47,7 +47,7 @@ pub fn missing_frames(data: &dyn Dataset) -> Option<String> {
     ))
 }
 
-/// Returns the step of a time axis: the one that most frames have, or the mean of steps that differ, such as those of months or of
+/// Returns the step of ascending times: the one that most frames have, or the mean of steps that differ, such as those of months or of
 /// rounded times. `None` for fewer than two frames.
 ///
 /// ```
@@ -65,7 +65,7 @@ pub fn usual_step(times: &[f64]) -> Option<f64> {
         return Some(usual);
     }
     let regular: Vec<f64> = steps.into_iter().filter(|step| !is_gap(*step, usual)).collect();
-    Some(regular.iter().sum::<f64>() / regular.len() as f64)
+    (!regular.is_empty()).then(|| regular.iter().sum::<f64>() / regular.len() as f64)
 }
 
 fn median(steps: &[f64]) -> Option<f64> {

@@ -32,7 +32,7 @@ impl Dim {
         matches!(&self.coordinates[..], [first, .., last] if last < first)
     }
 
-    fn is_numbered(&self) -> bool {
+    pub(crate) fn is_numbered(&self) -> bool {
         self.unit.is_none() && self.coordinates.iter().enumerate().all(|(at, point)| *point == at as f64)
     }
 

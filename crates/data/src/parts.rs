@@ -53,24 +53,20 @@ impl Parts {
         self.test.as_ref().unwrap_or(&self.validation)
     }
 
-    /// Converts the times of the data sets to a unit such as `hours since 1970-01-01`. Times without a reference date are unchanged.
-    ///
-    /// # Errors
-    /// A `unit` without a reference date.
-    pub fn in_unit(self, unit: &str) -> Result<Self> {
+    /// Converts times with a reference date to another unit.
+    fn in_unit(self, unit: &str) -> Result<Self> {
         let converted = |part: Part| -> Result<Part> {
-            let Some(own) = part.data.time_unit().filter(|own| TimeAxis::new(own).is_ok()) else {
-                return Ok(part);
-            };
+            let own = part.data.time_unit().filter(|own| TimeAxis::new(own).is_ok());
+            let (Some(own), Some(_)) = (own, part.data.times()) else { return Ok(part) };
             let unit = TimeUnit { unit: unit.to_owned(), calendar: own.calendar.clone() };
             if *own == unit {
                 return Ok(part);
             }
             Ok(Part { data: Arc::new(Frames::in_unit(Arc::clone(&part.data), &unit)?), ..part })
         };
-        let Self { train, validation, test, stored, fills } = self;
+        let Self { train, validation, test, fills, .. } = self;
         let [train, validation] = [converted(train)?, converted(validation)?];
-        Ok(Self { train, validation, test: test.map(converted).transpose()?, stored, fills })
+        Ok(Self { stored: train.clone(), train, validation, test: test.map(converted).transpose()?, fills })
     }
 
     /// The training samples with NaN where values are missing, if they may be.
@@ -110,8 +106,16 @@ impl DataConfig {
     /// Those of [`DataConfig::open`]; data sets of different dims or variables, times that select no frames, training and
     /// validation times of one data set that overlap by more than one frame.
     pub fn parts(&self) -> Result<Parts> {
-        let resolved = self.with_folders()?;
-        resolved.resolved_parts()
+        self.with_folders()?.resolved_parts(None)
+    }
+
+    /// Opens the data sets as [`parts`](Self::parts) does, with times in a unit such as `hours since 1970-01-01`. Times without a
+    /// reference date, and those of samples without frames, are unchanged.
+    ///
+    /// # Errors
+    /// Those of [`parts`](Self::parts); a `unit` without a reference date.
+    pub fn parts_in_unit(&self, unit: &str) -> Result<Parts> {
+        self.with_folders()?.resolved_parts(Some(unit))
     }
 
     /// Opens the training samples as [`parts`](Self::parts) does, but with NaN where values are missing, if they may be.
@@ -123,8 +127,12 @@ impl DataConfig {
     }
 
     /// The data sets, where `path` is not one of three folders.
-    fn resolved_parts(&self) -> Result<Parts> {
+    fn resolved_parts(&self, unit: Option<&str>) -> Result<Parts> {
         let parts = self.stored_parts()?;
+        let parts = match unit {
+            Some(unit) => parts.in_unit(unit)?,
+            None => parts,
+        };
         Ok(match self.missing {
             Missing::Error => parts,
             Missing::Fill => filled(parts, self.fill, BTreeSet::new()),

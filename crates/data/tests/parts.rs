@@ -121,11 +121,15 @@ fn written(series: &Series) -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-fn parts(path: &Path, own: Value) -> Result<Parts, Error> {
+fn config(path: &Path, own: Value) -> Result<DataConfig, Error> {
     let mut config =
         json!({ "path": path, "format": "hdf5", "fields": ["u"], "hdf5": { "channel": "level" } });
     config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
-    serde_json::from_value::<DataConfig>(config).map_err(|error| Error::Config(error.to_string()))?.parts()
+    serde_json::from_value::<DataConfig>(config).map_err(|error| Error::Config(error.to_string()))
+}
+
+fn parts(path: &Path, own: Value) -> Result<Parts, Error> {
+    config(path, own)?.parts()
 }
 
 fn refusal(path: &Path, own: Value) -> String {
@@ -497,7 +501,7 @@ fn times_are_converted_to_the_unit_of_a_model() {
     let (_folder, path) = written(&Series::default());
     let own = json!({ "train_times": [0, 18], "validation_times": [24, 60] });
     let before = parts(&path, own.clone()).unwrap();
-    let after = parts(&path, own).unwrap().in_unit("hours since 1970-01-01").unwrap();
+    let after = config(&path, own).unwrap().parts_in_unit("hours since 1970-01-01").unwrap();
     for (before, after) in [(&before.train, &after.train), (&before.validation, &after.validation)] {
         let [from, to] = [before, after].map(|part| TimeAxis::new(part.data.time_unit().unwrap()).unwrap());
         let times = [before, after].map(|part| part.data.times().unwrap().to_vec());
@@ -508,6 +512,13 @@ fn times_are_converted_to_the_unit_of_a_model() {
         }
         assert_eq!(after.data.time_unit().unwrap().unit, "hours since 1970-01-01");
     }
+    // Missing values stay out of the statistics.
+    let (_folder, path) = written(&Series { missing: Some([1, 2, 3]), ..Series::default() });
+    let filled = config(&path, json!({ "missing": "fill", "fill": 9.0, "validation_samples": 0 })).unwrap();
+    let [before, after] = [filled.parts(), filled.parts_in_unit("hours since 1970-01-01")]
+        .map(|parts| parts.unwrap().train.data.statistics(&["u"], 0..1).unwrap()[0].unwrap());
+    assert_eq!(before.count, after.count);
+    assert!((before.mean - after.mean).abs() < 1e-9 && (before.std - after.std).abs() < 1e-9);
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use isobar_data::{
-    Content, DataVariable, Dataset, Dim, Missing, PredictionMeta, Storage, Window, block_means, choose,
-    coarse_fields, writer,
+    Content, DataVariable, Dataset, Dim, PredictionMeta, Storage, Window, block_means, choose, coarse_fields,
+    writer,
 };
 
 use super::open::DataArgs;
@@ -47,7 +47,7 @@ pub(super) fn run(args: &CoarsenArgs) -> Result<Exit> {
     let source = DataArgs { path: args.source.clone(), format: args.from.clone(), set: args.set.clone() };
     let source = source.with_variables(&args.variables)?;
     let (data, config, _) = source.open()?;
-    let missing = config.data.missing != Missing::Error;
+    let missing = config.data.allows_missing();
     outputs::check("TARGET", &[&args.target], &source.inputs(&*data))?;
     outputs::make_parent(&args.target)?;
     let samples = coarsen(&*data, args, missing)?;

@@ -218,9 +218,9 @@ impl Prediction<'_> {
         };
         // An extension of another format than HDF5 names it.
         let data = self.source.targets();
-        let is_hdf5 = path
-            .extension()
-            .is_none_or(|extension| ["h5", "hdf5", "he5", "hdf"].iter().any(|own| extension == *own));
+        let is_hdf5 = path.extension().is_none_or(|extension| {
+            ["h5", "hdf5", "he5", "hdf"].iter().any(|own| extension.eq_ignore_ascii_case(own))
+        });
         let other = if is_hdf5 { None } else { Some(writer(None, path)?) };
         let content = || -> Result<Content> {
             let mut content = data.content(&meta)?;

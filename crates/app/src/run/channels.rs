@@ -30,8 +30,18 @@ impl Channels {
     /// Key of a run's identity.
     pub(crate) const KEY: &'static str = "channels";
 
-    /// Returns the channels of an open data set.
-    pub(crate) fn of(source: &Source) -> Result<Self> {
+    /// Returns the channels of the training data.
+    pub(crate) fn of_training(source: &Source) -> Result<Self> {
+        let train = &source.parts.train;
+        Self::of((&*train.data, &**train.targets()), source)
+    }
+
+    /// Returns the channels of the data that are predicted.
+    fn of_predicted(source: &Source) -> Result<Self> {
+        Self::of((&*source.data, &**source.targets()), source)
+    }
+
+    fn of((data, targets): (&dyn Dataset, &dyn Dataset), source: &Source) -> Result<Self> {
         let names = |data: &dyn Dataset, variables: &[String]| -> Result<Vec<String>> {
             if variables.is_empty() {
                 return Ok(Vec::new());
@@ -39,13 +49,12 @@ impl Channels {
             let channels = |variable: DataVariable| variable.channels;
             Ok(choose(data, &as_str(variables))?.into_iter().flat_map(channels).collect())
         };
-        let (data, targets) = (&*source.data, &**source.targets());
         let units = |variables: Vec<DataVariable>| {
             variables.into_iter().filter_map(|variable| Some((variable.name, variable.unit?)))
         };
         let of_data = [&source.inputs[..], &source.names.forcings, &source.names.statics].concat();
-        let of_data = if of_data.is_empty() { Vec::new() } else { source.chosen(&of_data)? };
-        let of_targets = source.chosen_targets(&source.targets)?;
+        let of_data = if of_data.is_empty() { Vec::new() } else { choose(data, &as_str(&of_data))? };
+        let of_targets = choose(targets, &as_str(&source.targets))?;
         let rows = data.dims().iter().find(|dim| dim.is_latitude());
         Ok(Self {
             units: units(of_data).chain(units(of_targets)).collect(),
@@ -64,7 +73,7 @@ impl Channels {
 
     /// Rejects data with other channels than those that the checkpoint at `path` was trained on.
     pub(crate) fn check(&self, path: &Path, source: &Source) -> Result<()> {
-        match self.difference(&Self::of(source)?, &source.path().to_string()) {
+        match self.difference(&Self::of_predicted(source)?, &source.path().to_string()) {
             None => Ok(()),
             Some(difference) => {
                 bail!(Exit::Usage.because(format!("{} was trained with {difference}", path.display())))

@@ -31,10 +31,9 @@ pub(crate) struct Source {
 impl Source {
     /// Opens the data set that the configuration names; times are in the unit that the model needs, if it names one.
     pub(crate) fn open(config: &DataConfig, time_unit: Option<&str>) -> Result<Self> {
-        let parts = config.parts()?;
         let parts = match time_unit {
-            Some(unit) => parts.in_unit(unit)?,
-            None => parts,
+            Some(unit) => config.parts_in_unit(unit)?,
+            None => config.parts()?,
         };
         let data = Arc::clone(&parts.predicted().data);
         let names = Variables::new(&*data, &**parts.predicted().targets(), config)?;

@@ -43,9 +43,10 @@ impl Statics {
         if names.is_empty() {
             return Ok(None);
         }
+        let stored = &source.parts.stored().data;
         let data = match source.has_steps() {
-            true => Arc::new(Frames::range_of(Arc::clone(&source.parts.train.data), 0..1)?),
-            false => Arc::clone(&source.parts.train.data),
+            true => Arc::new(Frames::range_of(Arc::clone(stored), 0..1)?),
+            false => Arc::clone(stored),
         };
         let of = |name: &str| -> Result<_> {
             let path = || source.parts.train.data.path().display();
@@ -193,6 +194,9 @@ mod tests {
         let place =
             Place { window: &window, target_window: &window, options, own: 3, at_once: 3, keep: None };
         let fields = Fields::read_alike(&source, &config, &place, &Group::single()).unwrap();
+        // Missing values do not count in the statistics, whatever replaces them.
+        let other = Source::open(&DataConfig { fill: 100.0, ..config.clone() }, None).unwrap();
+        assert_eq!(Statics::normalizer(&other).unwrap(), fields.statics);
         let statics = Statics::read(&source, &window, config.fill).unwrap();
         let beside = statics.behind(None, fields.statics.as_ref(), options).unwrap().unwrap();
         let frame = isobar_data::Window { frames: 2..3, points: window.to_vec() };

@@ -107,7 +107,10 @@ pub(crate) fn meta_for(
     {
         let (from, to) = (TimeAxis::new(from)?, TimeAxis::new(to)?);
         for time in meta.times.iter_mut().chain(&mut meta.sample_times) {
-            *time = from.convert(*time, &to).unwrap_or(*time);
+            let converted = from.convert(*time, &to);
+            *time = converted.ok_or_else(|| {
+                Error::Config(format!("times of {unit:?} have no date in {:?}", data.time_unit()))
+            })?;
         }
     }
     Ok(meta)

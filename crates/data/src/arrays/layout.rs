@@ -165,9 +165,14 @@ impl Reader<'_> {
             let axes = open(name).ok()?.into_iter();
             Some(axes.filter(|(_, _, role)| matches!(role, Role::Space(_))).map(|(axis, ..)| axis).collect())
         };
-        // Keeps only arrays on the grid of the first one.
-        let first = names.iter().find_map(spatial);
-        names.retain(|name| spatial(name).is_none_or(|axes| Some(&axes) == first.as_ref()));
+        // Keeps only arrays on the grid that most of them have, or else on the one with the most points.
+        let points =
+            |name: &String| self.arrays.info(name).map_or(0, |info| info.shape.iter().product::<usize>());
+        let all: Vec<_> = names.iter().filter_map(|name| Some((spatial(name)?, points(name)))).collect();
+        let count = |axes: &BTreeSet<String>| all.iter().filter(|(own, _)| own == axes).count();
+        let common =
+            all.iter().rev().max_by_key(|(axes, points)| (count(axes), *points)).map(|(axes, _)| axes);
+        names.retain(|name| spatial(name).is_none_or(|axes| Some(&axes) == common));
         let grid: Vec<_> = names.iter().filter_map(|name| open(name).ok()).flatten().collect();
         for name in self.arrays.names() {
             let is_coordinate = self.options.coordinates.values().any(|path| *path == name)

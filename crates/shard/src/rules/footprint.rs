@@ -69,7 +69,7 @@ pub struct Side {
     pub result: i64,
     /// First index and end of the input's shard.
     pub shard: (i64, i64),
-    /// First index and end of the rank's part of the result, if it is split like the input; `None` if that is empty.
+    /// First index and end of the rank's part of the result, if its boundaries are those of the input, scaled; `None` if it is empty.
     pub own: Option<(i64, i64)>,
 }
 

@@ -30,6 +30,7 @@ pub use operator::{Operator, operators};
 pub(crate) use operator::{assert_arguments, built_in, is_first_call};
 pub(crate) use rule::{Outputs, check_dtypes, rule};
 pub use sharding::{Sharding, Shardings, register_sharding};
+pub(crate) use traffic::broadcast;
 pub use traffic::{Indexing, Traffic};
 
 /// Error of a program's own function.

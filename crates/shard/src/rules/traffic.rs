@@ -200,11 +200,23 @@ fn rows(call: &Footprint<'_>) -> Result<u64> {
     Ok(rows as u64 * input.element.max(result).max(4))
 }
 
-/// Bounds operands that are broadcast along a split dim of extent 1: they become whole, and their gradients are summed.
-fn broadcast(call: &Footprint<'_>) -> u64 {
+/// Bounds operands that are broadcast along a split dim of extent 1: they become whole, and their gradients are summed. Dims are those
+/// of the result, counted from the last.
+pub(crate) fn broadcast(call: &Footprint<'_>) -> u64 {
+    let result = call.outputs.first().map(|(shape, _)| &shape[..]).unwrap_or_default();
+    let grows = |shape: &[i64], dim: usize| {
+        let of_result = (dim + result.len()).checked_sub(shape.len()).and_then(|at| result.get(at));
+        of_result.is_none_or(|&extent| extent != 1)
+    };
+    whole_ones(call, grows)
+}
+
+/// Bounds operands with a split dim of extent 1, if it `grows` in the result.
+fn whole_ones(call: &Footprint<'_>, grows: impl Fn(&[i64], usize) -> bool) -> u64 {
     let is_broadcast = |tensor: &&FootprintTensor| {
-        let mut dims = tensor.layout.shape().iter().enumerate();
-        dims.any(|(dim, &extent)| extent == 1 && tensor.layout.is_sharded(dim))
+        let shape = tensor.layout.shape();
+        let mut dims = shape.iter().enumerate();
+        dims.any(|(dim, &extent)| extent == 1 && tensor.layout.is_sharded(dim) && grows(shape, dim))
     };
     let bytes = call.tensors.iter().filter(is_broadcast).map(FootprintTensor::bytes).sum();
     bytes + call.sum(bytes)
@@ -225,9 +237,30 @@ fn channels(call: &Footprint<'_>) -> u64 {
         return 0;
     }
     let input = if call.is_split(0) { 0 } else { call.reduced(call.size(0)) };
-    let groups = if call.number("groups", 0, 1) > 1 { 2 * call.size(0) } else { 0 };
     let weights = if call.is_split(0) && call.is_split(1) { 2 * call.weights() } else { 0 };
-    input + groups + weights + call.reduced(call.results())
+    let summed = if call.operator.contains("transpose") { 0 } else { 1 };
+    let groups = call.number("groups", 0, 1);
+    let result = match groups {
+        1 if is_split || call.is_split_along(1, summed) => call.reduced(call.results()),
+        1 => 0,
+        _ if cuts_groups(call, channel, groups) => 2 * call.size(0) + call.reduced(call.results()),
+        _ => 0,
+    };
+    input + weights + result
+}
+
+/// Returns whether a split of the first tensor or of the weight's channels cuts a group, or leaves a rank without one.
+fn cuts_groups(call: &Footprint<'_>, channel: i64, groups: i64) -> bool {
+    let cuts = |at: usize, dim: i64| {
+        let Some(tensor) = call.tensors.get(at).filter(|_| call.is_split_along(at, dim)) else {
+            return false;
+        };
+        let dim = dim.rem_euclid(tensor.layout.ndim() as i64) as usize;
+        let group = (tensor.layout.shape()[dim] / groups.max(1)).max(1);
+        let dim = &tensor.layout.dims()[dim];
+        dim.boundaries().iter().any(|boundary| boundary % group != 0) || dim.sizes().contains(&0)
+    };
+    cuts(0, channel) || cuts(1, 0) || call.is_split_along(1, 1)
 }
 
 /// Bounds a group norm: if a shard boundary cuts a group of channels, the input is redistributed, and the result back.
@@ -254,7 +287,7 @@ fn product(call: &Footprint<'_>, contracted: bool) -> u64 {
         (false, true) => replicated,
         (false, false) => call.sum(replicated),
     };
-    result + moved + broadcast(call) + 2 * call.sum(call.all() - pair)
+    result + moved + whole_ones(call, |_, _| true) + 2 * call.sum(call.all() - pair)
 }
 
 /// Bounds an attention. With split tokens, keys and values go around a ring once forward, and once more with their gradients
@@ -268,8 +301,10 @@ fn attention(call: &Footprint<'_>) -> u64 {
         let shape = call.tensors.get(at).map(|tensor| tensor.layout.shape()).unwrap_or_default();
         shape.len().checked_sub(3).map(|dim| shape[dim])
     };
-    let grouped = if heads(0) == heads(1) { 0 } else { pairs + call.sum(pairs) + 2 * call.size(0) };
-    let mask = call.size(3) + call.sum(call.size(3));
+    let split_heads = heads(0) != heads(1) && (0..3).any(|at| call.is_split_along(at, -3));
+    let grouped = if split_heads { pairs + call.sum(pairs) + 2 * call.size(0) } else { 0 };
+    let mask = if call.is_split(3) { call.size(3) } else { 0 };
+    let mask = mask + if call.gradients { call.sum(call.size(3)) } else { 0 };
     round + grouped + mask + split_features(call, 3) + call.otherwise_split()
 }
 
@@ -315,7 +350,7 @@ fn indexed(call: &Footprint<'_>, Indexing { table, dim, added }: Indexing) -> Re
         received += call.sum(call.size(table)) + picked + call.asking();
     }
     // A split dim of extent 1 is whole in the result.
-    if broadcast(call) > 0 {
+    if whole_ones(call, |_, _| true) > 0 {
         received += picked;
     }
     Ok(received)
@@ -373,11 +408,9 @@ fn spectrum(call: &Footprint<'_>) -> Result<u64> {
     let input = call.tensor(0)?;
     let Some((result, element)) = call.outputs.first() else { return Ok(0) };
     let halved = if call.operator.contains("rfft") { input.layout.ndim().checked_sub(1) } else { None };
-    let dims: Option<Vec<i64>> = call.attr("dim")?;
-    let halved = match dims.as_deref() {
-        Some([.., last]) if halved.is_some() => Some(last.rem_euclid(result.len().max(1) as i64) as usize),
-        _ => halved,
-    };
+    let dims = call.numbers("dim", -1);
+    let last = dims.last().map(|last| last.rem_euclid(result.len().max(1) as i64) as usize);
+    let halved = halved.and(last);
     let extent =
         |(dim, (&a, &b)): (usize, (&i64, &i64))| if halved == Some(dim) { a.min(b) } else { a.max(b) };
     let elements: i64 = input.layout.shape().iter().zip(result).enumerate().map(extent).product();

@@ -470,7 +470,9 @@ impl<'a, T: Task> Run<'a, T> {
         }
         let loss = self.state.loss_sum / self.state.loss_samples as f64;
         let last = epoch + 1 == self.config.train.epochs;
-        let validation = if self.validates(epoch) { self.validated()? } else { Validation::default() };
+        // A run that ends here has its last validation in its last checkpoint.
+        let validation =
+            if self.validates(epoch) || self.ends() { self.validated()? } else { Validation::default() };
         let better = self.improves(&validation);
         self.state.epoch += 1;
         self.state.batch = 0;

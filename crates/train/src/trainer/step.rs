@@ -127,7 +127,7 @@ impl<T: Task> Run<'_, T> {
         if left < batches.len() {
             return;
         }
-        if self.validates(epoch) {
+        if self.validates(epoch) || left == batches.len() {
             self.announce_validation();
         }
         if left > batches.len() && epoch + 1 < self.config.train.epochs {

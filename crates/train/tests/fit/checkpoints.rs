@@ -55,19 +55,24 @@ fn a_resumed_run_repeats_bitwise(
 
 /// The checkpoint of the last step and the records have the validation after it, whatever other checkpoints are due.
 #[rstest]
-fn the_validation_at_the_end_of_a_run_is_saved_and_recorded(#[values(0, 2, 3)] every_steps: u64) {
+fn the_validation_at_the_end_of_a_run_is_saved_and_recorded(
+    #[values(0, 2, 3)] every_steps: u64,
+    #[values((4, 1), (3, 1), (6, 2))] (steps, epochs): (u64, u64),
+) {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path());
-    config.train.max_steps = Some(4);
+    config.train.max_steps = Some(steps);
+    config.train.validate_every = 4;
     config.checkpoint.every_steps = every_steps;
     let summary = run(&Group::single(), &config).unwrap();
-    let state = read_run_state(&folder.path().join("checkpoints/step_00000004")).unwrap();
-    assert_eq!((state.step, state.epoch, state.validation_error), (4, 1, summary.validation_error));
+    assert!(summary.validation_error.is_some());
+    let state = read_run_state(&folder.path().join(format!("checkpoints/step_{steps:08}"))).unwrap();
+    assert_eq!((state.step, state.epoch, state.validation_error), (steps, epochs, summary.validation_error));
     let records = read(folder.path(), "metrics.jsonl");
     let last: serde_json::Value = serde_json::from_str(records.lines().last().unwrap()).unwrap();
     assert_eq!(
         (last["step"].as_u64(), last["validation_error"].as_f64()),
-        (Some(4), summary.validation_error)
+        (Some(steps), summary.validation_error)
     );
 }
 

@@ -12,6 +12,7 @@ use tch::Kind;
 use super::{operator, refuse, resolve, torch};
 use crate::error::Result;
 use crate::layout::{Dim, Interval};
+use crate::rules::broadcast;
 use crate::tensor::ShardTensor;
 
 impl ShardTensor {
@@ -248,7 +249,7 @@ crate::register! {
     /// A dim of extent 1 at `dim`.
     "unsqueeze"(input; dim) Nothing: |call| call.tensor(0)?.unsqueeze(call.get("dim")?);
     /// Dims of extent 1 repeated to the shape `size`.
-    "expand"(input; size) Squeezed: |call| call.tensor(0)?.expand(&call.get::<Vec<i64>>("size")?);
+    "expand"(input; size) Bytes("a sharded dim of extent 1 that grows", |call| Ok(broadcast(call))): |call| call.tensor(0)?.expand(&call.get::<Vec<i64>>("size")?);
     /// The tensor `repeats` times along each dim.
     "repeat"(input; repeats) Nothing: |call| call.tensor(0)?.repeat(&call.get::<Vec<i64>>("repeats")?);
 }

@@ -2,6 +2,7 @@
 
 use isobar_array::PadMode;
 use isobar_array::kernel::{Around, WindowGeometry, check_number, number};
+use serde_json::Value;
 
 use super::{Windowed, border, part_of, window_on};
 use crate::dense::named;
@@ -211,8 +212,11 @@ crate::register! {
 /// Bounds a roll: elements move to another rank, and their gradients back; without dims also those that a reshape tears from their
 /// box, there and back.
 fn rolled(call: &Footprint<'_>) -> Result<u64> {
-    let dims: Option<Vec<i64>> = call.attr("dims")?;
-    let exchanges = if dims.is_none_or(|dims| dims.is_empty()) { 3 } else { 1 };
+    let is_flat = match call.attrs.get("dims") {
+        None | Some(Value::Null) => true,
+        Some(dims) => dims.as_array().is_some_and(Vec::is_empty),
+    };
+    let exchanges = if is_flat { 3 } else { 1 };
     Ok(exchanges * Traffic::Moved.bytes(call)?)
 }
 
