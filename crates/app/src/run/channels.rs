@@ -6,11 +6,11 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use isobar_command::exit::{Because, Exit};
-use isobar_data::{DataVariable, Dataset, Dim, choose};
+use isobar_data::{DataVariable, Dataset, Dim};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::roles::as_str;
+use super::roles::{channel_names, chosen};
 use super::source::Source;
 
 /// Channel names by the role of their variables, with units and the direction of latitudes.
@@ -42,19 +42,13 @@ impl Channels {
     }
 
     fn of((data, targets): (&dyn Dataset, &dyn Dataset), source: &Source) -> Result<Self> {
-        let names = |data: &dyn Dataset, variables: &[String]| -> Result<Vec<String>> {
-            if variables.is_empty() {
-                return Ok(Vec::new());
-            }
-            let channels = |variable: DataVariable| variable.channels;
-            Ok(choose(data, &as_str(variables))?.into_iter().flat_map(channels).collect())
-        };
+        let names =
+            |data, variables: &[String]| Ok::<_, anyhow::Error>(channel_names(data, variables)?.concat());
         let units = |variables: Vec<DataVariable>| {
             variables.into_iter().filter_map(|variable| Some((variable.name, variable.unit?)))
         };
         let of_data = [&source.inputs[..], &source.names.forcings, &source.names.statics].concat();
-        let of_data = if of_data.is_empty() { Vec::new() } else { choose(data, &as_str(&of_data))? };
-        let of_targets = choose(targets, &as_str(&source.targets))?;
+        let (of_data, of_targets) = (chosen(data, &of_data)?, chosen(targets, &source.targets)?);
         let rows = data.dims().iter().find(|dim| dim.is_latitude());
         Ok(Self {
             units: units(of_data).chain(units(of_targets)).collect(),

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use anyhow::Result;
-use isobar_data::{Dataset, Part, area_weights, choose, remote_stamp};
+use isobar_data::{Dataset, Part, area_weights, remote_stamp};
 use isobar_train::config::DataConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::portion::Portion;
-use super::roles::as_str;
+use super::roles::channel_names;
 use super::source::Source;
 
 /// The file in a run's folder.
@@ -40,13 +40,6 @@ pub(super) fn description(
     (digest, change): (u64, bool),
 ) -> Result<Option<Value>> {
     let Some((files, stores)) = stamps(&*train.data) else { return Ok(None) };
-    let channels = |data: &dyn Dataset, names: &[String]| -> Result<Vec<Vec<String>>> {
-        if names.is_empty() {
-            return Ok(Vec::new());
-        }
-        let chosen = choose(data, &as_str(names))?;
-        Ok(chosen.into_iter().map(|variable| variable.channels).collect())
-    };
     let data = &*train.data;
     let mut description = json!({
         "files": files,
@@ -56,9 +49,9 @@ pub(super) fn description(
         "options": config.own,
         "samples": [train.samples.start, train.samples.end],
         "times": train.data.times().map(|times| (times.len(), times.first(), times.last())),
-        "inputs": channels(data, &source.inputs)?,
-        "others": channels(&**train.targets(), source.others())?,
-        "forcings": channels(data, &source.names.forcings)?,
+        "inputs": channel_names(data, &source.inputs)?,
+        "others": channel_names(&**train.targets(), source.others())?,
+        "forcings": channel_names(data, &source.names.forcings)?,
         "changes": change,
         // Earlier versions kept statistics without weights.
         "weights": area_weights(train.data.dims()),

@@ -147,8 +147,13 @@ pub(crate) fn channels(data: &dyn Dataset, names: &[String]) -> Result<usize> {
     Ok(chosen(data, names)?.iter().map(|variable| variable.channels.len()).sum())
 }
 
+/// Names of the channels of each variable.
+pub(super) fn channel_names(data: &dyn Dataset, names: &[String]) -> Result<Vec<Vec<String>>> {
+    Ok(chosen(data, names)?.into_iter().map(|variable| variable.channels).collect())
+}
+
 /// Variables by their names; none where no name is given.
-fn chosen(data: &dyn Dataset, names: &[String]) -> Result<Vec<DataVariable>> {
+pub(super) fn chosen(data: &dyn Dataset, names: &[String]) -> Result<Vec<DataVariable>> {
     match names.is_empty() {
         true => Ok(Vec::new()),
         false => Ok(choose(data, &as_str(names))?),

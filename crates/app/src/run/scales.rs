@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use isobar_collectives::Group;
-use isobar_data::{Dataset, Normalizer, Part, Statistics, choose, digest, part, portions};
+use isobar_data::{Dataset, Normalizer, Part, Statistics, digest, part, portions};
 use isobar_train::SampleFingerprint;
 use isobar_train::config::{DataConfig, Predict};
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::all_ok;
 use super::kept;
 use super::portion::{ChannelNames, Portion};
-use super::roles::as_str;
+use super::roles::{self, as_str};
 use super::source::Source;
 use isobar_command::exit::{Because, Exit};
 
@@ -169,13 +169,8 @@ fn portions_of(source: &Source, train: &Part) -> Result<Vec<Range<usize>>> {
 
 /// Names of the channels that statistics are taken of.
 fn channel_names(source: &Source, train: &Part) -> Result<ChannelNames> {
-    let names = |data: &dyn Dataset, variables: &[String]| -> Result<Vec<String>> {
-        if variables.is_empty() {
-            return Ok(Vec::new());
-        }
-        let chosen = choose(data, &as_str(variables))?;
-        Ok(chosen.into_iter().flat_map(|variable| variable.channels).collect())
-    };
+    let names =
+        |data, variables: &[String]| Ok::<_, anyhow::Error>(roles::channel_names(data, variables)?.concat());
     Ok(ChannelNames {
         inputs: names(&*train.data, &source.inputs)?,
         targets: names(&**train.targets(), source.others())?,
