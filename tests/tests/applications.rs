@@ -101,6 +101,7 @@ fn write_surface(path: &Path, car: usize) {
             samples: 1,
             times: Vec::new(),
             sample_times: Vec::new(),
+            sample_numbers: Vec::new(),
             attributes: Vec::new(),
             missing: false,
         },

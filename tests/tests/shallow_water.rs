@@ -47,6 +47,7 @@ pub(crate) fn write(path: &Path, frames: std::ops::Range<usize>, holes: bool) {
             samples: 1,
             times: frames.clone().map(|frame| 2.0 * frame as f64).collect(),
             sample_times: Vec::new(),
+            sample_numbers: Vec::new(),
             attributes: Vec::new(),
             missing: holes,
         },

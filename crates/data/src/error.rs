@@ -98,7 +98,7 @@ pub enum Error {
         found: Vec<String>,
     },
     /// A file has no field of that name.
-    #[error("{}: there is no field `{field}`; the file's fields are {}", path.display(), list(found))]
+    #[error("{}: there is no field `{field}`; the file's fields are {}{}", path.display(), list(found), meant(field, found))]
     MissingField {
         /// The file.
         path: PathBuf,
@@ -219,6 +219,12 @@ fn os_error(message: &str) -> Option<std::io::Error> {
 /// Describes the expected holder of a dataset or group.
 fn holder(name: &str) -> String {
     name.rsplit_once('/').map_or_else(|| "the file".to_owned(), |(group, _)| format!("`{group}`"))
+}
+
+/// Asks for the name that is nearest in spelling.
+fn meant(field: &str, found: &[String]) -> String {
+    let near = (field.len() > 2).then(|| isobar_registry::nearest(field, found.iter().map(String::as_str)));
+    near.flatten().map(|near| format!("; did you mean `{near}`?")).unwrap_or_default()
 }
 
 fn list(names: &[String]) -> String {

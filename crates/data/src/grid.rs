@@ -130,10 +130,22 @@ pub struct PredictionMeta {
     /// Time of each sample, for samples without frames that have one, in any order; else empty. Formats write it as the variable `time`
     /// of the axis of samples; The Well's schema and PDEBench's layout leave it out.
     pub sample_times: Vec<f64>,
+    /// Numbers of the samples in the data set that they come from, the coordinates of the axis of samples; empty for 0, 1, 2, …
+    pub sample_numbers: Vec<usize>,
     /// Attributes of the file that say where its values come from.
     pub attributes: Vec<(String, String)>,
     /// True if NaN marks missing values; a NaN is an error otherwise.
     pub missing: bool,
+}
+
+impl PredictionMeta {
+    /// Coordinates of the axis of samples.
+    pub(crate) fn numbers(&self) -> Vec<f64> {
+        match self.sample_numbers.is_empty() {
+            true => (0..self.samples).map(|at| at as f64).collect(),
+            false => self.sample_numbers.iter().map(|&number| number as f64).collect(),
+        }
+    }
 }
 
 #[cfg(test)]

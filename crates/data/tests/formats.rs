@@ -382,6 +382,7 @@ fn predictions_are_plain_hdf5_that_describes_itself() {
         samples: 2,
         times: vec![6.0, 12.0, 18.0],
         sample_times: Vec::new(),
+        sample_numbers: Vec::new(),
         attributes: vec![("isobar_data".to_owned(), "classic.nc".to_owned())],
         missing: false,
     };
@@ -422,6 +423,7 @@ fn predictions_of_darcy_flow_are_in_its_layout() {
         samples: 2,
         times: Vec::new(),
         sample_times: Vec::new(),
+        sample_numbers: Vec::new(),
         attributes: Vec::new(),
         missing: false,
     };

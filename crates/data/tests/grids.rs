@@ -48,6 +48,7 @@ impl Series<'_> {
                 samples: self.samples,
                 times: self.times.to_vec(),
                 sample_times: Vec::new(),
+                sample_numbers: Vec::new(),
                 attributes: Vec::new(),
                 missing: false,
             },

@@ -57,6 +57,7 @@ impl Part {
                 samples: self.samples.len(),
                 times: self.frames.clone().map(|frame| 6.0 * frame as f64 - self.shift).collect(),
                 sample_times: Vec::new(),
+                sample_numbers: Vec::new(),
                 attributes: Vec::new(),
                 missing: false,
             },

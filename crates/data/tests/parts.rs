@@ -262,6 +262,7 @@ fn other_files_are_validation_and_test_sets() {
         samples: 1,
         times: predicted.times().unwrap().to_vec(),
         sample_times: Vec::new(),
+        sample_numbers: Vec::new(),
         attributes: Vec::new(),
         missing: false,
     };

@@ -39,6 +39,7 @@ pub(crate) fn content(storage: Storage) -> Content {
             samples: SAMPLES,
             times: vec![0.0, 6.0, 12.0],
             sample_times: Vec::new(),
+            sample_numbers: Vec::new(),
             attributes: vec![("origin".to_owned(), "a test".to_owned())],
             missing: false,
         },
@@ -89,6 +90,33 @@ pub(crate) fn write(format: &str, path: &Path, storage: Storage, windows: &[[Ran
 fn chunked() -> Storage {
     let chunks = BTreeMap::from([("time".to_owned(), 2), ("latitude".to_owned(), 3)]);
     Storage { chunks, deflate: Some(3) }
+}
+
+/// Names of components are read back, and samples have their numbers as coordinates.
+#[rstest]
+fn components_and_samples_keep_their_names(#[values("hdf5", "netcdf", "zarr")] format: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(match format {
+        "netcdf" => "air.nc",
+        "zarr" => "air.zarr",
+        _ => "air.h5",
+    });
+    let mut content = content(Storage::default());
+    content.variables[1].channels = vec!["east".to_owned(), "north".to_owned()];
+    content.meta.sample_numbers = vec![4, 7];
+    let mut target = writer(Some(format), &path).unwrap().create(&path, &content).unwrap();
+    for (sample, frame) in (0..SAMPLES).flat_map(|sample| (0..FRAMES).map(move |frame| (sample, frame))) {
+        for (name, channels) in [("h", 1), ("wind", 2)] {
+            let frame_of = values(channels).get(sample as i64).narrow(0, frame as i64, 1);
+            target.write(name, sample, frame, &frame_of).unwrap();
+        }
+    }
+    target.finish().unwrap();
+    assert_eq!(open(&path, format).variables()[1].channels, ["east", "north"]);
+    if format == "netcdf" {
+        let file = hdf5_metno::File::open(&path).unwrap();
+        assert_eq!(file.dataset("sample").unwrap().read_raw::<f64>().unwrap(), [4.0, 7.0]);
+    }
 }
 
 /// In complete frames, and in windows of four ranks of which one is empty along a dim.

@@ -414,6 +414,7 @@ fn ranks_write_their_own_chunks() {
             samples: 2,
             times: vec![0.0, 6.0, 12.0],
             sample_times: Vec::new(),
+            sample_numbers: Vec::new(),
             attributes: vec![("origin".to_owned(), "a test".to_owned())],
             missing: false,
         },

@@ -172,6 +172,7 @@ fn meta(
         samples,
         times: times.to_vec(),
         sample_times: Vec::new(),
+        sample_numbers: Vec::new(),
         attributes: vec![
             ("isobar_source".to_owned(), data.path().display().to_string()),
             ("isobar_factor".to_owned(), args.factor.to_string()),

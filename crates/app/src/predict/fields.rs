@@ -213,6 +213,7 @@ impl Prediction<'_> {
             samples: self.samples.len(),
             times: self.times(),
             sample_times: self.sample_times(),
+            sample_numbers: self.samples.to_vec(),
             attributes: attributes.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect(),
             missing: self.masked,
         };

@@ -28,13 +28,32 @@ pub(crate) struct Source {
     pub(crate) names: Variables,
 }
 
+/// Names the computed field that a missing forcing or static field may be meant to be.
+fn with_computed(config: &DataConfig, error: isobar_data::Error) -> anyhow::Error {
+    let meant = match &error {
+        isobar_data::Error::MissingField { field, .. }
+            if config.forcings.iter().chain(&config.statics).any(|name| name == field) =>
+        {
+            Computed::nearest(field)
+        }
+        _ => None,
+    };
+    match meant {
+        Some(name) => {
+            Exit::Data.because(format!("{error}; or did you mean the computed field `{name}`?")).into()
+        }
+        None => error.into(),
+    }
+}
+
 impl Source {
     /// Opens the data set that the configuration names; times are in the unit that the model needs, if it names one.
     pub(crate) fn open(config: &DataConfig, time_unit: Option<&str>) -> Result<Self> {
         let parts = match time_unit {
-            Some(unit) => config.parts_in_unit(unit)?,
-            None => config.parts()?,
+            Some(unit) => config.parts_in_unit(unit),
+            None => config.parts(),
         };
+        let parts = parts.map_err(|error| with_computed(config, error))?;
         let data = Arc::clone(&parts.predicted().data);
         let names = Variables::new(&*data, &**parts.predicted().targets(), config)?;
         let source =

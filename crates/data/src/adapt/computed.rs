@@ -65,6 +65,15 @@ impl Computed {
         FIELDS.iter().any(|(known, ..)| *known == name)
     }
 
+    /// Returns the name of the computed field that is nearest in spelling, if it is near enough to be what was meant.
+    ///
+    /// ```
+    /// assert_eq!(isobar_data::Computed::nearest("toa_radiaton"), Some("toa_radiation"));
+    /// ```
+    pub fn nearest(name: &str) -> Option<&'static str> {
+        isobar_registry::nearest(name, FIELDS.iter().map(|(known, ..)| *known))
+    }
+
     /// Returns whether the computed field of a name depends on time.
     pub fn needs_time(name: &str) -> bool {
         FIELDS.iter().any(|(known, _, time, _)| *known == name && *time)

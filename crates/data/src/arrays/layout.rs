@@ -98,7 +98,7 @@ impl Reader<'_> {
             let channel = along.find(|((role, _), _)| **role == Role::Channel);
             let (channels, names, levels) = match channel.map(|((_, axis), &count)| (axis.as_str(), count)) {
                 Some(axis) if !levels.is_empty() => self.chosen_levels(name, &path, axis, levels)?,
-                Some(axis) => self.all_levels(name, &path, axis)?,
+                Some(axis) => self.all_levels(name, (&path, &info), axis)?,
                 None => (once(0..1).collect(), vec![name.clone()], None),
             };
             let unit = self.options.variables.get(name).and_then(|own| own.unit()).map(str::to_owned);
@@ -521,7 +521,12 @@ impl Reader<'_> {
     }
 
     /// All stored channels along an axis, named by their coordinates, such as pressure levels, or by their numbers.
-    fn all_levels(&self, name: &str, path: &str, (axis, count): (&str, usize)) -> Result<Channels> {
+    fn all_levels(
+        &self,
+        name: &str,
+        (path, info): (&str, &ArrayInfo),
+        (axis, count): (&str, usize),
+    ) -> Result<Channels> {
         if count > MOST_CHANNELS {
             let file = self.arrays.path().display();
             return Err(Error::Invalid(format!(
@@ -543,6 +548,7 @@ impl Reader<'_> {
         let names = match &levels {
             _ if count == 1 => vec![name.to_owned()],
             Some(levels) => levels.values.iter().map(|level| format!("{name}_{level}")).collect(),
+            None if info.components.len() == count => info.components.clone(),
             None => (0..count).map(|channel| format!("{name}_{channel}")).collect(),
         };
         Ok((once(0..count).collect(), names, levels))

@@ -66,6 +66,8 @@ pub struct ArrayInfo {
     pub periodic: bool,
     /// True for the coordinates of an axis of channels, such as levels.
     pub channels: bool,
+    /// Names of the channels, if the format stores them; one without blanks for each.
+    pub components: Vec<String>,
     /// Extent of its chunks along each axis, if it is stored in chunks.
     pub chunk: Option<Vec<usize>>,
 }
@@ -86,9 +88,15 @@ impl ArrayInfo {
             wrap: None,
             periodic: false,
             channels: false,
+            components: Vec::new(),
             chunk,
         }
     }
+}
+
+/// Names of channels in the text of an attribute.
+pub(crate) fn components(text: Option<&str>) -> Vec<String> {
+    text.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
 }
 
 impl ArrayInfo {

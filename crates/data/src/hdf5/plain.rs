@@ -25,6 +25,8 @@ pub(crate) const UNITS: &str = "units";
 pub(crate) const PERIODIC: &str = "periodic";
 /// Attribute of coordinates: whether they are those of channels, such as levels.
 pub(crate) const CHANNELS: &str = "channels";
+/// Attribute of a variable: names of its channels, between blanks.
+pub(crate) const COMPONENTS: &str = "components";
 /// CF's attribute of a variable: the number that stands for missing values.
 const FILL: &str = "_FillValue";
 /// CF's attribute of a variable: names of its auxiliary coordinate variables.
@@ -103,8 +105,7 @@ impl PlainWriter {
             calendar(&times, unit).map_err(failed)?;
         }
         if dialect == Dialect::NetCdf {
-            let numbers: Vec<f64> = (0..meta.samples).map(|at| at as f64).collect();
-            file.coordinates(SAMPLE, &numbers, None).map_err(failed)?;
+            file.coordinates(SAMPLE, &meta.numbers(), None).map_err(failed)?;
         }
         for axis in &channel_axes {
             let dataset = file.coordinates(&axis.name, &axis.values(), axis.unit()).map_err(failed)?;
@@ -273,13 +274,13 @@ impl Layout<'_> {
             Dialect::Plain => texts(&dataset, AXES, axes.iter().map(String::as_str))?,
             Dialect::NetCdf => {
                 attach_scales(&self.aside.file().group("/")?, &dataset, axes.iter().map(String::as_str))?;
-                if variable.has_channel_axis() {
-                    text(&dataset, "components", &variable.channels.join(" "))?;
-                }
                 if let Some(title) = &variable.title {
                     text(&dataset, "long_name", title)?;
                 }
             }
+        }
+        if variable.has_channel_axis() {
+            text(&dataset, COMPONENTS, &variable.channels.join(" "))?;
         }
         if let Some(unit) = &variable.unit {
             text(&dataset, UNITS, unit)?;

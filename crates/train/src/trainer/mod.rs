@@ -290,6 +290,10 @@ impl<'a, T: Task> Run<'a, T> {
             let loaded = checkpoints.load(&CheckpointSelector::At(path.clone()), &mut weights);
             let loaded = loaded.map_err(|error| error.asked_by("checkpoint.init"))?;
             tracing::info!("weights are those of {}", loaded.path.display());
+            let differences = same_run::other_channels(&loaded.state.identity, &config.identity);
+            for difference in differences.iter().filter(|_| ranks.world.rank() == 0) {
+                tracing::warn!("the weights of {} were trained with {difference}", loaded.path.display());
+            }
         }
         let extent = Extent {
             samples: task.train_samples(),

@@ -54,6 +54,13 @@ pub(super) fn check_counts(saved: &RunState, batches: u64, path: &Path) -> Resul
     Err(Error::checkpoint(path, reason))
 }
 
+/// Finds channels that differ, of two identities that both have some.
+pub(super) fn other_channels(saved: &Value, now: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    differences(CHANNELS, &saved[CHANNELS], &now[CHANNELS], &mut found);
+    found
+}
+
 /// Finds differences of two values, key by key.
 pub(super) fn differences(key: &str, saved: &Value, now: &Value, found: &mut Vec<String>) {
     match (saved, now) {

@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hdf5_metno::Group;
 use hdf5_metno::types::{FloatSize, IntSize, TypeDescriptor};
 
+use crate::arrays::components;
 use crate::arrays::{ArrayInfo, Arrays, Valid, Values};
 use crate::dtype::NumberKind;
 use crate::hdf5::attribute::Attributes;
 use crate::hdf5::layout::{Node, read_window};
-use crate::hdf5::plain::{AXES, CHANNELS, PERIODIC, UNITS};
+use crate::hdf5::plain::{AXES, CHANNELS, COMPONENTS, PERIODIC, UNITS};
 use crate::hdf5::stored::Stored;
 use crate::{Error, Result};
 
@@ -187,6 +188,7 @@ impl Arrays for Hdf5Arrays {
             offset: number("add_offset")?.unwrap_or(0.0),
             periodic: optional(attributes.flag(PERIODIC))?.unwrap_or(false),
             channels: optional(attributes.flag(CHANNELS))?.unwrap_or(false),
+            components: components(text(COMPONENTS)?.as_deref()),
             chunk: dataset.chunk(),
             ..ArrayInfo::of_shape(shape)
         }

@@ -5,9 +5,9 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
 use super::nodes::{Node, Version};
-use crate::arrays::{ArrayInfo, Valid};
+use crate::arrays::{ArrayInfo, Valid, components};
 use crate::dtype::NumberKind;
-use crate::hdf5::plain::{CHANNELS, PERIODIC};
+use crate::hdf5::plain::{CHANNELS, COMPONENTS, PERIODIC};
 
 /// Names of the axes, where the metadata have no place for them.
 const DIMENSIONS: &str = "_ARRAY_DIMENSIONS";
@@ -40,6 +40,7 @@ pub(super) fn describe(node: &Node, kind: NumberKind, shape: Vec<usize>) -> Arra
         offset: number("add_offset").unwrap_or(0.0),
         periodic: flag(PERIODIC),
         channels: flag(CHANNELS),
+        components: components(text(own, COMPONENTS).as_deref()),
         ..ArrayInfo::of_shape(shape)
     }
     .with_cf(Some(kind), missing, valid, is_unsigned)

@@ -22,7 +22,7 @@ use crate::boxes::{copy, extents, indices, shared, touched};
 use crate::content::{CHANNEL, Content, SAMPLE, StoredAxes, TIME};
 use crate::dataset::DatasetWriter;
 use crate::hdf5::layout::check_values;
-use crate::hdf5::plain::{CHANNELS, COORDINATES, PERIODIC, UNITS};
+use crate::hdf5::plain::{CHANNELS, COMPONENTS, COORDINATES, PERIODIC, UNITS};
 use crate::unfinished::{Unfinished, check_absent};
 use crate::writers::WriterFormat;
 use crate::{Error, Result, register_writer};
@@ -172,7 +172,7 @@ impl ZarrWriter {
                 put("long_name", title);
             }
             if channel.is_some() {
-                put("components", &variable.channels.join(" "));
+                put(COMPONENTS, &variable.channels.join(" "));
             }
             if has_times {
                 put(COORDINATES, TIME);
@@ -251,8 +251,7 @@ impl ZarrWriter {
         } else if !meta.sample_times.is_empty() {
             let _ = nodes.insert(TIME.to_owned(), along(SAMPLE, TIME, &meta.sample_times, of_time)?);
         }
-        let numbers: Vec<f64> = (0..meta.samples).map(|at| at as f64).collect();
-        let _ = nodes.insert(SAMPLE.to_owned(), line(SAMPLE, &numbers, Map::new())?);
+        let _ = nodes.insert(SAMPLE.to_owned(), line(SAMPLE, &meta.numbers(), Map::new())?);
         for axis in content.channel_axes() {
             let mut attributes = text(&[(UNITS, axis.unit())]);
             let _ = attributes.insert(CHANNELS.to_owned(), true.into());
