@@ -65,6 +65,14 @@ impl Split {
         }
     }
 
+    /// Sums of gradients of `elements` numbers that are made of parameters, besides those of the parameters.
+    pub(crate) fn parameter_sums(&self, elements: f64) -> f64 {
+        match self.ranks {
+            1 => 0.0,
+            ranks => elements * (ranks as f64 / Traffic::BACKWARD).max(1.0),
+        }
+    }
+
     /// The traffic of a model that communicates nothing but what its inputs lack to lie alike.
     pub(crate) fn aligned(&self) -> Traffic {
         Traffic { forward: if self.ranks > 1 { self.inputs } else { 0.0 }, parameter_uses: 1 }
@@ -178,6 +186,11 @@ impl Grid {
     /// A sum over the points of `elements` numbers a sample.
     pub(crate) fn summed(&self, elements: i64) -> f64 {
         if self.is_split() { self.samples * (elements * self.ranks) as f64 } else { 0.0 }
+    }
+
+    /// A sum over samples and points of `elements` numbers, as of batch norms.
+    pub(crate) fn batch_summed(&self, elements: i64) -> f64 {
+        if self.ranks > 1 { (elements * self.ranks) as f64 } else { 0.0 }
     }
 
     /// Convolution of `channels` inputs by a kernel of that extent and a stride. Boundaries of strided shards are rounded, so that up

@@ -9,18 +9,18 @@ pub(super) fn of(config: &AfnoConfig, split: &Split) -> Option<Traffic> {
     Some(tokens(
         config.inp_shape,
         config.patch_size,
-        [config.embed_dim, config.depth],
+        [config.embed_dim, config.depth, config.num_blocks],
         config.out_channels,
         split,
     ))
 }
 
-/// The traffic of any network of spectral blocks: extents of the fields and patches, width and number of blocks, channels of the
-/// outputs.
+/// The traffic of any network of spectral blocks: extents of the fields and patches; width, number of blocks and number of groups of
+/// features; channels of the outputs.
 pub(crate) fn tokens(
     fields: [usize; 2],
     patch: [usize; 2],
-    [width, depth]: [usize; 2],
+    [width, depth, groups]: [usize; 3],
     outputs: usize,
     split: &Split,
 ) -> Traffic {
@@ -29,5 +29,7 @@ pub(crate) fn tokens(
     let tokens = grid.on(&extents);
     let blocks = (depth * width) as f64 * 4.0 * tokens.moved();
     let ends = width as f64 * tokens.moved() + outputs as f64 * grid.moved();
-    split.aligned().and(blocks + ends)
+    // The real form of complex weights and biases, in two layers of a block.
+    let weights = (depth * 8 * width * (width / groups.max(1) + 1)) as f64;
+    split.aligned().and(blocks + ends + split.parameter_sums(weights))
 }

@@ -96,7 +96,8 @@ impl<A: Array> Embedding<A> {
             EmbedMethod::OneHot => {
                 let distance =
                     time.mul_scalar((self.dim - 1) as f64)?.sub(&self.places)?.unary(Unary::Abs)?;
-                distance.unary(Unary::Neg)?.add_scalar(1.0)?.relu()?
+                // As in the source, a place at distance 1 has a gradient: that of a clamp, not of a ReLU.
+                distance.unary(Unary::Neg)?.add_scalar(1.0)?.unary(Unary::Clamp { min: 0.0, max: 1.0 })?
             }
         };
         for layer in &self.layers {

@@ -10,7 +10,7 @@ pub(super) fn of(config: &SrResNetConfig, split: &Split) -> Option<Traffic> {
     let width = config.conv_layer_size as i64;
     let layers = 2.0 * config.n_resid_blocks as f64 + 1.0;
     let mut elements = grid.convolved(config.in_channels as i64, large, 1);
-    elements += layers * (grid.convolved(width, small, 1) + grid.summed(4 * width));
+    elements += layers * (grid.convolved(width, small, 1) + grid.batch_summed(4 * width));
     for _ in 0..config.scaling_factor.checked_ilog2()? {
         elements += grid.convolved(width, small, 1);
         grid = grid.finer(2);

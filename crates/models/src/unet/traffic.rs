@@ -20,7 +20,11 @@ pub(super) fn of(config: &UNetConfig, split: &Split) -> Option<Traffic> {
         for &next in channels {
             // On the way down, and on the way up beside the skip connection.
             elements += grid.convolved(down + 2 * next, kernel, strides);
-            elements += 2.0 * grid.summed(norm * next);
+            elements += 2.0
+                * match config.normalization {
+                    Normalization::BatchNorm => grid.batch_summed(norm * next),
+                    _ => grid.summed(norm * next),
+                };
             down = next;
         }
         let gate = if config.use_attn_gate { 3 } else { 1 };

@@ -20,7 +20,10 @@ impl Operator for Loss {
     }
 
     fn forward(&self, rank: &Rank, case: &Case, layout: &Layout) -> Result<Forward> {
-        let config: EdmPreconditionerConfig = config(&case.header)?;
+        let mut header = case.header.clone();
+        let reduction = header.attrs.as_object_mut().and_then(|attrs| attrs.remove("reduction"));
+        let reduction = reduction.map(serde_json::from_value).transpose().context("`attrs.reduction`")?;
+        let config: EdmPreconditionerConfig = config(&header)?;
         let mut supplier = Supplier::new(rank, case, layout);
         let (samples, noise, sigma) = (supplier.take("x0")?, supplier.take("noise")?, supplier.take("t")?);
         let mut others = Batch::default();
@@ -32,6 +35,7 @@ impl Operator for Loss {
         let _guard = forbid_hidden_communication();
         let pass = Pass::of(&case.header);
         let loss = EdmLoss { sigma_data: config.sigma_data, ..EdmLoss::default() };
+        let loss = EdmLoss { reduction: reduction.unwrap_or(loss.reduction), ..loss };
         let loss = loss.given(&samples, &noise, &sigma, |noisy, sigma| {
             model.denoise(noisy, sigma, &others, pass.mode())
         })?;
