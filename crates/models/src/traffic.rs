@@ -65,11 +65,11 @@ impl Split {
         }
     }
 
-    /// Sums of gradients of `elements` numbers that are made of parameters, besides those of the parameters.
+    /// Sums of gradients of `elements` numbers that are made of parameters, besides those of the parameters: in backward alone.
     pub(crate) fn parameter_sums(&self, elements: f64) -> f64 {
         match self.ranks {
             1 => 0.0,
-            ranks => elements * (ranks as f64 / Traffic::BACKWARD).max(1.0),
+            ranks => elements * (ranks - 1).max(2) as f64 / (1.0 + Traffic::BACKWARD),
         }
     }
 

@@ -6,21 +6,19 @@ use crate::traffic::{Split, Traffic};
 /// Each block transforms its tokens and back: a rank receives at most as many complex numbers as its own tokens have to transform whole lines
 /// or samples, and as many to bring them back. The fields at both ends may be cut otherwise than the patches are.
 pub(super) fn of(config: &AfnoConfig, split: &Split) -> Option<Traffic> {
-    Some(tokens(
-        config.inp_shape,
-        config.patch_size,
-        [config.embed_dim, config.depth, config.num_blocks],
-        config.out_channels,
-        split,
-    ))
+    let (width, depth) = (config.embed_dim, config.depth);
+    let tokens = tokens(config.inp_shape, config.patch_size, [width, depth], config.out_channels, split);
+    // With split samples nothing moves but the gradients of the real form of complex weights and biases, in two layers of a block.
+    let weights = (depth * 8 * width * (width / config.num_blocks.max(1) + 1)) as f64;
+    Some(if split.grid(2).is_split() { tokens } else { tokens.and(split.parameter_sums(weights)) })
 }
 
-/// The traffic of any network of spectral blocks: extents of the fields and patches; width, number of blocks and number of groups of
-/// features; channels of the outputs.
+/// The traffic of any network of spectral blocks: extents of the fields and patches, width and number of blocks, channels of the
+/// outputs.
 pub(crate) fn tokens(
     fields: [usize; 2],
     patch: [usize; 2],
-    [width, depth, groups]: [usize; 3],
+    [width, depth]: [usize; 2],
     outputs: usize,
     split: &Split,
 ) -> Traffic {
@@ -29,7 +27,5 @@ pub(crate) fn tokens(
     let tokens = grid.on(&extents);
     let blocks = (depth * width) as f64 * 4.0 * tokens.moved();
     let ends = width as f64 * tokens.moved() + outputs as f64 * grid.moved();
-    // The real form of complex weights and biases, in two layers of a block.
-    let weights = (depth * 8 * width * (width / groups.max(1) + 1)) as f64;
-    split.aligned().and(blocks + ends + split.parameter_sums(weights))
+    split.aligned().and(blocks + ends)
 }

@@ -12,10 +12,9 @@ pub(crate) fn window_traffic(windows: &Windows, width: i64, blocks: usize, grid:
     let ([_, wy, wx], [_, sy, sx]) = (windows.window, windows.shift);
     let features = (levels * width) as f64;
     let shifted = grid.halo_each(&[2 * (sy + wy), 2 * (sx + wx)]);
-    let (spans, shifts) = (grid.spans(&[wy, wx]), blocks.div_ceil(2) as f64);
-    // A rank with a window over several shards receives all its points.
-    let whole = if spans > 1.0 { (1.0 + shifts) * grid.all_gathered() } else { 0.0 };
-    features * (spans * (2.0 * grid.halo_each(&[2 * wy, 2 * wx]) + shifts * shifted) + whole)
+    grid.spans(&[wy, wx])
+        * features
+        * (2.0 * grid.halo_each(&[2 * wy, 2 * wx]) + blocks.div_ceil(2) as f64 * shifted)
 }
 
 impl StageOptions<'_> {
