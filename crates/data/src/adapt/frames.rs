@@ -102,14 +102,17 @@ pub(crate) fn meta_for(
     meta: &PredictionMeta,
 ) -> Result<PredictionMeta> {
     let mut meta = meta.clone();
-    if let (Some(from), Some(to)) = (unit, data.time_unit())
-        && from != to
+    if let (Some(unit), Some(to)) = (unit, data.time_unit())
+        && unit != to
     {
-        let (from, to) = (TimeAxis::new(from)?, TimeAxis::new(to)?);
+        let (from, to) = (TimeAxis::new(unit)?, TimeAxis::new(to)?);
         for time in meta.times.iter_mut().chain(&mut meta.sample_times) {
             let converted = from.convert(*time, &to);
             *time = converted.ok_or_else(|| {
-                Error::Config(format!("times of {unit:?} have no date in {:?}", data.time_unit()))
+                let path = data.path().display();
+                Error::Config(format!(
+                    "{path}: its calendar lacks times of the prediction, which are in {unit}"
+                ))
             })?;
         }
     }
