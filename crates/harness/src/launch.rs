@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use isobar_launch::concerns_ranks;
 use isobar_rendezvous::FreePort;
 
 use crate::{THREADS, hosts::Hosts, process::wait_within, room, slurm::Slurm, threads};
@@ -314,21 +315,9 @@ impl Launch {
 
     /// A command that inherits nothing of a launcher above.
     fn cleared(&self, program: impl AsRef<OsStr>) -> Command {
-        const LAUNCHERS: [&str; 8] =
-            ["OMPI_", "PMIX_", "PMI_", "SLURM_", "MPI_LOCAL", "ISOBAR_", "PHYSICSNEMO_", "I_MPI_"];
-        const PLAIN: [&str; 7] = [
-            "RANK",
-            "WORLD_SIZE",
-            "LOCAL_RANK",
-            "LOCAL_WORLD_SIZE",
-            "MASTER_ADDR",
-            "MASTER_PORT",
-            "MODEL_PARALLEL_SIZE",
-        ];
         let mut command = Command::new(program);
         for (key, _) in env::vars_os() {
-            let name = key.to_string_lossy();
-            if PLAIN.contains(&&*name) || LAUNCHERS.iter().any(|prefix| name.starts_with(prefix)) {
+            if concerns_ranks(&key.to_string_lossy()) {
                 command.env_remove(&key);
             }
         }

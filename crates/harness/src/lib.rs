@@ -2,7 +2,7 @@
 //! each with a deadline ([`Launch`]), two hosts on one machine ([`Hosts`]), a SLURM of one machine or two hosts ([`Slurm`]),
 //! reports of skipped tests ([`skip`]), and comparisons of training runs ([`curve`]).
 //!
-//! It knows nothing of tensors or of Isobar's own crates, so that every one of them can use it in its tests.
+//! It knows no tensors, and of Isobar's crates only `features`, `launch` and `rendezvous`, so that all others can use it in their tests.
 
 pub mod curve;
 mod hosts;

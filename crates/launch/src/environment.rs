@@ -37,3 +37,27 @@ impl<K: Into<String>, V: Into<String>> FromIterator<(K, V)> for Environment {
         Self(variables.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
     }
 }
+
+/// Returns whether a variable tells a process of a launcher's ranks, of a SLURM job or of this project's configuration. A program that
+/// starts ranks of its own removes such variables, so that the ranks know of no launcher above it.
+///
+/// ```
+/// assert!(isobar_launch::concerns_ranks("SLURM_PROCID"));
+/// assert!(isobar_launch::concerns_ranks("WORLD_SIZE"));
+/// assert!(!isobar_launch::concerns_ranks("PATH"));
+/// ```
+#[must_use]
+pub fn concerns_ranks(name: &str) -> bool {
+    const PREFIXES: [&str; 8] =
+        ["OMPI_", "PMIX_", "PMI_", "SLURM_", "MPI_LOCAL", "ISOBAR_", "PHYSICSNEMO_", "I_MPI_"];
+    const NAMES: [&str; 7] = [
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "MODEL_PARALLEL_SIZE",
+    ];
+    NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}

@@ -1,8 +1,8 @@
 //! Launch of this process: its rank, the number of ranks, and their transport.
 //!
-//! [`detect`] is a pure function of the environment. Methods are tried in the order of [`Method`]; the first whose
-//! variables are there is taken, and if those are incomplete or contradict each other the answer is an error that says
-//! the mend, never the next method.
+//! [`detect`] is a pure function of the environment. The first of these methods whose variables are set is taken: env, SLURM,
+//! Open MPI, Intel MPI, MPICH, PMI, PMIx. If its variables are incomplete or contradictory, `detect` returns an error with a fix; it does
+//! not try the next method.
 //!
 //! Two launchers may have left their variables at once:
 //!
@@ -31,14 +31,14 @@ use std::str::FromStr;
 
 pub use attempt::{Attempt, LAUNCH_ATTEMPT, LAUNCH_ID, attempt};
 pub use detect::{detect, forced_method, in_slurm_step};
-pub use environment::Environment;
+pub use environment::{Environment, concerns_ranks};
 pub use error::LaunchError;
 pub use progress::{LAUNCH_PROGRESS, draws_progress, identity as pipe_identity};
 pub use reporter::reports;
 pub use token::{TOKEN, token};
 pub use transport::{Available, BackendChoice, Transport, TransportOptions, mpi_mend, transport};
 
-/// Methods by which a process finds its rank, in the order in which they are tried.
+/// Methods by which a process finds its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Method {
     /// `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`, `MASTER_PORT`, as torchrun sets them.

@@ -1,10 +1,12 @@
-//! Models, written once over [`isobar_array::Array`], with the architectures and state-dict names of PhysicsNeMo.
+//! Models, written once over [`isobar_array::Array`], with the architectures and state-dict names of their sources: PhysicsNeMo, The Well,
+//! Aurora and APEBench.
 //!
 //! | model | configuration | is |
 //! |---|---|---|
 //! | [`Afno`] | [`AfnoConfig`] | Adaptive Fourier Neural Operator |
 //! | [`Aurora`] | [`AuroraConfig`] | weather model of attention between pressure levels and of shifted windows, in a U-Net |
 //! | [`CNextUNet`] | [`CNextUNetConfig`] | U-Net of ConvNeXt blocks, of one to three dimensions |
+//! | [`ConvNet`] | [`ConvNetConfig`] | convolutions of one extent with activations between, of one to three dimensions |
 //! | [`DhariwalUNet`] | [`DhariwalUNetConfig`] | U-Net of diffusion models (ADM), of two dimensions |
 //! | [`DistributedAfno`] | [`DistributedAfnoConfig`] | the idea of AFNO with its channels split over ranks |
 //! | [`Dit`] | [`DitConfig`] | diffusion transformer: attention among patches, modulated by a time |

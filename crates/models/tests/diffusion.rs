@@ -7,10 +7,10 @@ use isobar_array::{Array, Generator, Window};
 use isobar_collectives::threads;
 use isobar_mesh::DeviceMesh;
 use isobar_models::{
-    Activation, Architecture, Batch, BatchPart, DecoderType, DhariwalUNetConfig, EdmLoss, EdmPrecond,
-    EdmPrecondConfig, EdmPreconditioner, EdmPreconditionerConfig, EdmSampler, EdmSchedule, EmbeddingType,
-    EncoderType, FieldSpec, LossReduction, Mode, ModelConfig, PerDim, Result, SamplerKind, SigmaData,
-    SongUNet, SongUNetConfig,
+    Activation, Architecture, Batch, BatchPart, DecoderType, DhariwalUNet, DhariwalUNetConfig, EdmLoss,
+    EdmPrecond, EdmPrecondConfig, EdmPreconditioner, EdmPreconditionerConfig, EdmSampler, EdmSchedule,
+    EmbeddingType, EncoderType, FieldSpec, LossReduction, Mode, ModelConfig, PerDim, Result, SamplerKind,
+    SigmaData, SongNetwork, SongUNet, SongUNetConfig,
 };
 use isobar_shard::{
     Layout, MeshParams, ParamStore, Placement, ShardTensor, Sizes, forbid_hidden_communication,
@@ -119,11 +119,43 @@ fn adm_is_that_of_one_rank(#[case] axes: Vec<Axis>) {
     adm().check(&axes);
 }
 
+/// PhysicsNeMo's first convolution gives the channels of the finest level, so that its first block changes none.
+#[test]
+fn adm_starts_with_the_channels_of_its_finest_level() {
+    let config = DhariwalUNetConfig {
+        model_channels: 32,
+        channel_mult: vec![2, 4],
+        num_blocks: 1,
+        attn_resolutions: Vec::new(),
+        ..DhariwalUNetConfig::new([16, 16], 3, 3)
+    };
+    let mut store = ParamStore::new(Generator::new(1));
+    DhariwalUNet::new(&config, &mut store).unwrap();
+    let shape = |name: &str| store.get(name).map(|parameter| parameter.shape.clone());
+    assert_eq!(shape("enc.16x16_conv.weight"), Some(vec![64, 3, 3, 3]));
+    assert_eq!(shape("enc.16x16_block0.skip.weight"), None);
+    assert_eq!(shape("dec.16x16_block1.norm0.weight"), Some(vec![128]));
+}
+
+/// The default network is PhysicsNeMo's.
+#[test]
+fn a_denoiser_may_have_the_network_of_adm() {
+    let config: EdmPrecondConfig =
+        serde_json::from_value(json!({ "img_resolution": 8, "img_channels": 2, "model_channels": 64, "channel_mult": [1, 1], "num_blocks": 1 }))
+            .unwrap();
+    assert!(matches!(config.network, SongNetwork::Adm(_)));
+    let mut store = ParamStore::new(Generator::new(1));
+    EdmPrecond::new(&config, &mut store).unwrap();
+    assert!(store.get("model.out_norm.weight").is_some());
+    let table: serde_json::Value = serde_json::to_value(&config).unwrap();
+    assert_eq!(serde_json::from_value::<EdmPrecondConfig>(table).unwrap(), config);
+}
+
 #[test]
 fn attention_of_adm_needs_heads() {
     let config = DhariwalUNetConfig { model_channels: 48, ..DhariwalUNetConfig::new([16, 16], 1, 1) };
     let error = config.count(&Default::default).unwrap_err().to_string();
-    assert!(error.contains("attention of 48 channels has heads of 64"), "{error}");
+    assert!(error.contains("dhariwal_unet: attention of 48 channels has heads of 64"), "{error}");
 }
 
 fn regression() -> Twin {
@@ -434,7 +466,7 @@ fn the_older_denoiser_concatenates_its_condition() {
     let model = EdmPrecond::new(&config, &mut store).unwrap();
     perturb(&store, 3);
     let mut plain = ParamStore::new(Generator::new(1)).with_options(Kind::Double, Device::Cpu);
-    let network = SongUNet::new(config.network.unet(), &mut plain).unwrap();
+    let network = SongUNet::new(&config.network.unet(), &mut plain).unwrap();
     for parameter in plain.parameters() {
         let name = format!("model.{}", parameter.name);
         let from = store.parameters().iter().find(|p| p.name == name).unwrap().tensor.detach();

@@ -7,6 +7,7 @@ use isobar_models::{
     GeoTransolverConfig, Mode, ModelConfig, StateMixing, Streams, Transolver, TransolverConfig,
 };
 use isobar_shard::{ParamCount, ParamStore};
+use isobar_torch::guard::Autocast;
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
@@ -69,6 +70,45 @@ const STREAMS: [&str; 7] = [
 ];
 
 const LISTED: [&str; 3] = ["fx", "embedding", "fields"];
+
+/// PhysicsNeMo's slice attention on a grid has no trained probability of dropout.
+#[rstest]
+#[case(GeoAttention::Gale, Some(vec![5, 6]), false)]
+#[case(GeoAttention::Gale, None, true)]
+#[case(GeoAttention::GaleFa, Some(vec![5, 6]), true)]
+fn trained_dropouts_are_those_of_the_source(
+    #[case] attention_type: GeoAttention,
+    #[case] structured_shape: Option<Vec<usize>>,
+    #[case] of_output: bool,
+) {
+    let config = GeoTransolverConfig {
+        attention_type,
+        structured_shape,
+        concrete_dropout: true,
+        geometry_dim: Some(2),
+        global_dim: None,
+        ..geo(2, 1)
+    };
+    let mut store = ParamStore::new(Generator::new(1));
+    GeoTransolver::new(&config, &mut store).unwrap();
+    let has = |name: &str| store.get(&format!("blocks.0.{name}.p_logit")).is_some();
+    assert_eq!([has("Attn.out_dropout"), has("attn_dropout"), has("ffn_dropout")], [of_output, true, true]);
+}
+
+/// Times near 1000 differ by less than bfloat16 resolves.
+#[test]
+fn times_keep_their_precision_in_mixed_precision() {
+    let config = TransolverConfig { embedding_dim: Some(2), time_input: true, ..transolver(3, 2) };
+    let model = Transolver::new(&config, &mut ParamStore::new(Generator::new(1))).unwrap();
+    let ones = |shape: &[i64]| Tensor::ones(shape, (Kind::Float, Device::Cpu));
+    let of = |time: f32| {
+        let _autocast = Autocast::new(Device::Cpu, Kind::BFloat16).unwrap();
+        let batch = Batch::default().with("fx", ones(&[1, 7, 3])).with("embedding", ones(&[1, 7, 2]));
+        let batch = batch.with("time", Tensor::from_slice(&[time]));
+        model.forward(&batch, Mode::Eval).unwrap().get("fields").unwrap().shallow_clone()
+    };
+    assert_ne!(of(1001.0), of(1003.0));
+}
 
 /// Lists of points with an embedding and a time.
 fn listed(config: ModelConfig) -> Twin {

@@ -100,6 +100,26 @@ fn aurora() -> AuroraConfig {
     }
 }
 
+/// As the source starts it: truncated normal weights, biases of 0, and no output of the modulated norms.
+#[test]
+fn linear_layers_of_aurora_start_small() {
+    let mut store = ParamStore::new(Generator::new(1));
+    Aurora::new(&AuroraConfig { embed_dim: 64, ..aurora() }, &mut store).unwrap();
+    let of_backbone = |name: &str| name.starts_with("backbone") && !name.contains("norm");
+    let mut seen = 0;
+    for parameter in store.trainable().filter(|parameter| of_backbone(&parameter.name)) {
+        let (name, tensor) = (&parameter.name, &parameter.tensor);
+        if name.ends_with(".bias") {
+            assert_eq!(tensor, &tensor.zeros_like(), "{name}");
+        } else if tensor.numel() > 8000 && !name.contains("time_mlp") {
+            let deviation = tensor.std(true).double_value(&[]);
+            assert!((deviation - 0.02).abs() < 0.001, "{name}: {deviation}");
+            seen += 1;
+        }
+    }
+    assert!(seen > 10, "{seen}");
+}
+
 fn aurora_twin(config: AuroraConfig) -> Twin {
     let [rows, columns] = config.img_size.map(|extent| extent as i64);
     let fields = |channels: usize| ("fields", vec![2, channels as i64, rows, columns]);

@@ -3,7 +3,7 @@
 use isobar_array::{Array, RunningStats, is_recomputing};
 use isobar_shard::{Init, Params, Placement, Result};
 
-use crate::check::extent;
+use crate::check::{extent, refuse};
 use crate::layer::Layer;
 use crate::mode::Mode;
 use crate::norm::{EPS, affine};
@@ -89,7 +89,7 @@ impl<A: Array> BatchNorm<A> {
     ///
     /// # Errors
     ///
-    /// Another number of channels, or an exchange that fails.
+    /// Another number of channels; one value for each channel in training, whose variance is 0; or an exchange that fails.
     ///
     /// ```
     /// use isobar_array::Generator;
@@ -109,6 +109,17 @@ impl<A: Array> BatchNorm<A> {
         let (weight, bias) = self.affine.as_ref().map(|(weight, bias)| (weight, bias)).unzip();
         let running = RunningStats { mean: &self.mean, var: &self.var, momentum: self.momentum };
         let training = mode.is_training();
+        let shape = x.shape();
+        let is_lone = shape.iter().enumerate().all(|(dim, &extent)| dim == 1 || extent == 1);
+        if training && is_lone {
+            return refuse(
+                "BatchNorm",
+                format!(
+                    "{shape:?} has one value for each channel, expected more in training: take larger batches or fields, or another \
+                     normalization"
+                ),
+            );
+        }
         // A batch whose activations are recomputed counts once.
         let running = (!training || !is_recomputing()).then_some(running);
         Ok(x.batch_norm(weight, bias, running, training, self.eps)?)

@@ -165,13 +165,11 @@ impl<A: Array> RmsNorm<A> {
             return refuse("RmsNorm", format!("the input {shape:?} does not end in {:?}", self.shape));
         }
         let kind = x.kind();
-        let eps = self.eps.unwrap_or(match kind {
-            Kind::Double => f64::EPSILON,
-            Kind::Half => 2f64.powi(-10),
-            Kind::BFloat16 => 2f64.powi(-7),
-            _ => f64::from(f32::EPSILON),
-        });
-        let wide = if kind == Kind::Double { Kind::Double } else { Kind::Float };
+        let (wide, epsilon) = match kind {
+            Kind::Double => (Kind::Double, f64::EPSILON),
+            _ => (Kind::Float, f64::from(f32::EPSILON)),
+        };
+        let eps = self.eps.unwrap_or(epsilon);
         let dims: Vec<i64> = (1..=self.shape.len() as i64).map(|dim| -dim).collect();
         let x = x.to_kind(wide)?;
         let square = x.unary(Unary::Square)?.reduce(Reduction::Mean, &dims, true)?;

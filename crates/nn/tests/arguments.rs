@@ -3,7 +3,7 @@
 
 use isobar_array::{Conv, Generator};
 use isobar_nn::{
-    AxialRotaryEmbedding, Conv2d, Dropout, Embedding, GroupNorm, InstanceNorm, LayerNorm, Linear,
+    AxialRotaryEmbedding, BatchNorm, Conv2d, Dropout, Embedding, GroupNorm, InstanceNorm, LayerNorm, Linear,
     LinearOptions, Mode, MultiheadAttention, MultiheadAttentionOptions, PatchEmbed, Result, RmsNorm,
     RotaryEmbedding, SpectralConv, SpectralOptions, WeightForm,
 };
@@ -62,6 +62,10 @@ fn inputs_that_a_layer_cannot_take() {
     assert_refused(spectral.forward(&ones(&[1, 2, 5])), "extents with the modes [4]");
     let norm = InstanceNorm::new(3).unwrap();
     assert_refused(norm.forward(&ones(&[1, 2, 5])), "expected [batch, 3, …]");
+    let norm = BatchNorm::new(3, &mut params()).unwrap();
+    let lone = norm.forward(&ones(&[1, 3, 1, 1]), Mode::train(&Generator::new(1)));
+    assert_refused(lone, "BatchNorm: [1, 3, 1, 1] has one value for each channel, expected more in training");
+    let _ = norm.forward(&ones(&[1, 3, 1, 1]), Mode::Eval).unwrap();
     let norm = RmsNorm::new(&[3], None, &mut params()).unwrap();
     assert_refused(norm.forward(&ones(&[1, 2])), "does not end in [3]");
     assert_refused(RotaryEmbedding::new(4).unwrap().forward(&ones(&[1, 2])), "expected […, tokens, 4]");

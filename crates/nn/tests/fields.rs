@@ -1,7 +1,7 @@
 //! Normalizations.
 
 use isobar_nn::{BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RmsNorm};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::case::{layer_test, normal};
 
@@ -76,3 +76,12 @@ layer_test!(batch_norm_in_evaluation, inputs: [normal(1, &[4, 3, 6])], splits: &
     run: |layer, x, mode| layer.forward(&x[0], mode),
     torch: |p, t| t[0].batch_norm(Some(p.get("weight")), Some(p.get("bias")), Some(p.get("running_mean")),
         Some(p.get("running_var")), false, 0.1, 1e-5, false).to_kind(Kind::Double));
+
+/// As `torch.nn.functional.rms_norm` computes 16 bits in single precision, with its machine epsilon.
+#[test]
+fn rms_norm_of_16_bits_has_the_epsilon_of_single_precision() {
+    let norm = RmsNorm::<Tensor>::without_affine(&[4], None).unwrap();
+    let x = Tensor::full([1, 4], 0.05, (Kind::BFloat16, Device::Cpu));
+    let y = norm.forward(&x).unwrap();
+    assert!((y.double_value(&[0, 0]) - 1.0).abs() < 0.01, "{y:?}");
+}

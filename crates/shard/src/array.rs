@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use isobar_array::kernel::{broadcast_to, points_like};
+use isobar_array::kernel::broadcast_to;
 use isobar_array::{
     Array, Attention, AttentionOptions, Attrs, Conv, Convert, Factory, FftNorm, Generator, Index,
     Interpolation, Linear, Local, Modes, Neighbours, OnShard, PadMode, Pool, RandomOps, Reduce, Resize,
@@ -311,66 +311,12 @@ impl Spectral for ShardTensor {
         irfft2(size: [i64; 2], dims: [i64; 2]) => InverseReal(&size, &dims);
     }
 
-    fn rfft2_modes(&self, dim: i64, modes: &Modes, norm: FftNorm) -> isobar_array::Result<Self> {
-        let at = resolve("rfft2_modes", dim, self.ndim())?;
-        let _ = resolve("rfft2_modes", at as i64 + 1, self.ndim())?;
-        let x = self.reshard_off(&[at, at + 1])?;
-        let y = x.local().rfft2_modes(at as i64, modes, norm)?;
-        let new =
-            [2, modes.rows.end - modes.rows.start, modes.columns.end - modes.columns.start].map(Dim::whole);
-        let mut parts = x.layout().dims().to_vec();
-        parts.splice(at..at + 2, new);
-        Ok(Self::new(y, x.layout().with_dims(parts)))
-    }
-
-    fn irfft2_modes(
-        &self,
-        dim: i64,
-        size: [i64; 2],
-        modes: &Modes,
-        norm: FftNorm,
-    ) -> isobar_array::Result<Self> {
-        let at = resolve("irfft2_modes", dim, self.ndim())?;
-        let _ = resolve("irfft2_modes", at as i64 + 2, self.ndim())?;
-        let x = self.reshard_off(&[at, at + 1, at + 2])?;
-        let y = x.local().irfft2_modes(at as i64, size, modes, norm)?;
-        let mut parts = x.layout().dims().to_vec();
-        parts.splice(at..at + 3, size.map(Dim::whole));
-        Ok(Self::new(y, x.layout().with_dims(parts)))
-    }
-
-    fn rfftn_modes(
-        &self,
-        dims: &[i64],
-        kept: &[Vec<Range<i64>>],
-        norm: FftNorm,
-    ) -> isobar_array::Result<Self> {
-        Ok(self.fourier_modes("rfftn_modes", kernel::Kind::Real, None, &[], (dims, kept), norm)?)
-    }
-
-    fn irfftn_modes(
-        &self,
-        s: &[i64],
-        dims: &[i64],
-        kept: &[Vec<Range<i64>>],
-        norm: FftNorm,
-    ) -> isobar_array::Result<Self> {
-        Ok(self.fourier_modes("irfftn_modes", kernel::Kind::InverseReal, None, s, (dims, kept), norm)?)
-    }
-
-    fn irfftn_modes_as(
-        &self,
-        field: &Self,
-        dims: &[i64],
-        kept: &[Vec<Range<i64>>],
-        norm: FftNorm,
-    ) -> isobar_array::Result<Self> {
-        const OP: &str = "irfftn_modes";
-        let s = points_like(OP, ShardTensor::shape(self), ShardTensor::shape(field), dims)?;
-        let to = field.layout().without_partial();
-        Ok(self
-            .fourier_modes(OP, kernel::Kind::InverseReal, Some(&to), &s, (dims, kept), norm)?
-            .to_layout(&to)?)
+    forward! {
+        rfft2_modes(dim: i64, modes: &Modes, norm: FftNorm) -> Self;
+        irfft2_modes(dim: i64, size: [i64; 2], modes: &Modes, norm: FftNorm) -> Self;
+        rfftn_modes(dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Self;
+        irfftn_modes(s: &[i64], dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Self;
+        irfftn_modes_as(field: &Self, dims: &[i64], kept: &[Vec<Range<i64>>], norm: FftNorm) -> Self;
     }
 }
 

@@ -99,10 +99,10 @@ pub struct TrainConfig {
     pub loss: LossKind,
     /// Weights of variables, levels, latitudes and lead times in the loss, and of the regularization.
     pub weights: WeightsConfig,
-    /// The kinds of numbers that the network computes in.
+    /// Precision of training.
     pub precision: Precision,
-    /// Parts that a rank takes its samples of a step in, one after the other, their gradients added up: less memory for the same
-    /// step, but for layers that normalise over the batch.
+    /// Number of micro-batches per step (gradient accumulation): peak memory is that of one micro-batch, and the update is unchanged,
+    /// except with layers that normalise over the batch.
     #[schemars(range(min = 1))]
     pub accumulate: usize,
     /// Largest norm of the gradient of the whole model; larger ones are scaled down to it. Without it none is.
@@ -114,7 +114,7 @@ pub struct TrainConfig {
     /// arXiv:2312.02696). `isobar checkpoint export --width` computes an average of any width from those in all checkpoints;
     /// `checkpoint.keep = 0` keeps all. Without `average_decay` the first is validated and used for predictions.
     pub average_widths: Vec<f64>,
-    /// Steps between two comparisons, to the last bit, of parameters that ranks hold copies of; 0 for none.
+    /// Steps between bitwise comparisons of replicated parameters; 0 for none.
     pub check_replicas_every: u64,
     /// Uses bitwise reproducible kernels only; operators without one are errors.
     pub deterministic: bool,
@@ -229,7 +229,7 @@ pub struct CheckpointConfig {
     pub every_minutes: f64,
     /// Number of the newest checkpoints kept; 0 keeps all.
     pub keep: usize,
-    /// Number of checkpoints kept besides, those with the lowest validation errors: those of `train.best`.
+    /// Number of checkpoints kept besides: those with the best values of `train.best`.
     pub keep_best: usize,
     /// Synchronous or asynchronous writing of checkpoints.
     pub mode: SaveMode,
@@ -238,12 +238,10 @@ pub struct CheckpointConfig {
     /// Lets a run that starts from the beginning replace the results of an earlier run in its folder. They are kept aside,
     /// and removed once the new run has a checkpoint. Without it such a folder is an error.
     pub overwrite: bool,
-    /// Weights to start from where nothing is resumed: a checkpoint's folder, or a safetensors file with the model's names and
-    /// shapes, as PyTorch's tools write it; converted where they are in single precision and the run in double, or the other way
-    /// round.
+    /// Initial weights of a run that does not resume: a checkpoint's folder, or a safetensors file with the model's parameter names
+    /// and shapes, as PyTorch's tools write it. Weights are converted between float32 and float64.
     pub init: Option<PathBuf>,
-    /// Under SLURM: whether SIGUSR1 (`sbatch --signal=USR1@120`) asks not for a checkpoint alone, but to end after it and be queued
-    /// again.
+    /// Requeue the SLURM job on SIGUSR1 (`sbatch --signal=USR1@120`), after a checkpoint. If false, SIGUSR1 only writes a checkpoint.
     pub requeue: bool,
 }
 

@@ -28,8 +28,18 @@ pub(crate) fn step_of(folder: &Path) -> Option<u64> {
 
 /// The checkpoints in a folder, newest first: those with a manifest, whole or not, and those of earlier versions.
 pub(crate) fn checkpoints(root: &Path) -> Result<Vec<PathBuf>> {
-    let mut found: Vec<(u64, PathBuf)> =
-        steps(root)?.into_iter().filter(|(_, path)| is_checkpoint(path)).collect();
+    let mut found: Vec<(u64, PathBuf)> = Vec::new();
+    for (step, path) in steps(root)? {
+        let mut there = false;
+        for name in [MANIFEST, METADATA_OF_OLD] {
+            let file = path.join(name);
+            // A manifest that cannot be looked at, as on a network file system that is not answering, is no missing one.
+            there |= file.try_exists().at("look at", &file)? && file.is_file();
+        }
+        if there {
+            found.push((step, path));
+        }
+    }
     found.sort();
     Ok(found.into_iter().rev().map(|(_, path)| path).collect())
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::ValueEnum;
 use isobar_collectives::threads;
+use isobar_launch::concerns_ranks;
 use isobar_manager::DistributedManager;
 use isobar_manager::config::{BackendChoice, DistributedConfig};
 use isobar_rendezvous::FreePort;
@@ -192,22 +193,10 @@ impl Drop for Processes {
 
 /// A command that knows of no launcher above this program, and computes with one thread a rank.
 fn rank_command(program: OsString, args: &[OsString]) -> Command {
-    const LAUNCHERS: [&str; 8] =
-        ["OMPI_", "PMIX_", "PMI_", "SLURM_", "MPI_LOCAL", "ISOBAR_", "PHYSICSNEMO_", "I_MPI_"];
-    const PLAIN: [&str; 7] = [
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "MODEL_PARALLEL_SIZE",
-    ];
     let mut command = Command::new(program);
     command.args(args);
     for (key, _) in std::env::vars_os() {
-        let name = key.to_string_lossy();
-        if PLAIN.contains(&&*name) || LAUNCHERS.iter().any(|prefix| name.starts_with(prefix)) {
+        if concerns_ranks(&key.to_string_lossy()) {
             command.env_remove(&key);
         }
     }

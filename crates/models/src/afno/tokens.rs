@@ -122,10 +122,10 @@ impl<A: Array> Tokens<A> {
         // Tokens stand as [h, w, batch, features]: so the transforms over h and w and the products over features are plain
         // matrix products on the memory as it lies.
         let mut tokens = self.pos_embed.forward_grid(&self.patch_embed.forward_grid(x)?)?;
+        tokens = self.dropout.forward_parts(&tokens, mode, BATCH_DIM, &[])?;
         if let Some(modulation) = modulation {
             tokens = tokens.add(&modulation.offset)?;
         }
-        tokens = self.dropout.forward_parts(&tokens, mode, BATCH_DIM, &[])?;
         for block in &self.blocks {
             let inputs: Vec<&A> = [&tokens].into_iter().chain(modulation.map(|of| &of.vector)).collect();
             tokens = block.forward(&inputs, mode, |block, inputs, mode| {

@@ -9,7 +9,7 @@ use super::geometry::Geometry;
 use super::perceiver::linear;
 use super::stage::Stage;
 use crate::error::Result;
-use crate::layers::constant;
+use crate::layers::{Start, constant};
 use crate::windows::{Downsample, Upsample};
 
 /// Stages on growing, then on shrinking grids.
@@ -41,7 +41,7 @@ impl<A: Array> Backbone<A> {
             let stage = Stage::new(&name, &options, params)?;
             let down = (level + 1 < count).then(|| {
                 let params = &mut params.scope(&format!("{name}.downsample"));
-                Downsample::new(options.width, "reduction", params)
+                Downsample::new(options.width, "reduction", Start::Small, params)
             });
             encoder.push((stage, down.transpose()?));
         }
@@ -53,7 +53,7 @@ impl<A: Array> Backbone<A> {
             let up = level.checked_sub(1).map(|finer| {
                 let [_, rows, columns] = geometry.grid(finer);
                 let params = &mut params.scope(&format!("{name}.upsample"));
-                Upsample::new(options.width / 2, [rows, columns], ["lin1", "lin2"], params)
+                Upsample::new(options.width / 2, [rows, columns], ["lin1", "lin2"], Start::Small, params)
             });
             decoder.push((stage, up.transpose()?));
         }

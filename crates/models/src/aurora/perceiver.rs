@@ -1,10 +1,11 @@
 //! Cross attention from a few latent vectors to a context, at each point by itself.
 
 use isobar_array::{Array, Unary};
-use isobar_nn::{LayerNorm, Linear, LinearOptions};
-use isobar_shard::{Init, Params};
+use isobar_nn::{LayerNorm, Linear};
+use isobar_shard::Params;
 
 use crate::error::Result;
+use crate::layers::Start;
 
 /// A linear layer as Aurora starts it: truncated normal with standard deviation 0.02, bias 0.
 pub(super) fn linear<A: Array>(
@@ -12,9 +13,7 @@ pub(super) fn linear<A: Array>(
     bias: bool,
     params: &mut impl Params<Array = A>,
 ) -> Result<Linear<A>> {
-    let (weight_init, bias_init) = (Some(Init::TruncNormal { std: 0.02 }), Some(Init::Constant(0.0)));
-    let options = LinearOptions { bias, weight_init, bias_init, ..LinearOptions::default() };
-    Ok(Linear::with_options(inputs, outputs, options, params)?)
+    Start::Small.linear([inputs, outputs], bias, params)
 }
 
 /// W₂ gelu(W₁ x), named `net.0` and `net.2`.

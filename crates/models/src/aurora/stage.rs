@@ -5,7 +5,7 @@ use isobar_nn::{DropPath, LayerNorm, Linear, LinearOptions, Mlp, MlpOptions, Mod
 use isobar_shard::{Init, Params};
 
 use crate::error::Result;
-use crate::layers::Recompute;
+use crate::layers::{Recompute, Start};
 use crate::windows::{WindowAttention, Windows, centred};
 
 /// A stage of blocks.
@@ -84,9 +84,13 @@ impl<A: Array> Block<A> {
     ) -> Result<Self> {
         let &StageOptions { width, heads, hidden, context, .. } = options;
         let norm1 = ModulatedNorm::new(width, context, &mut params.scope("norm1"))?;
-        let attn = WindowAttention::new(width, heads, &mut params.scope("attn"))?;
+        let attn = WindowAttention::new(width, heads, Start::Small, &mut params.scope("attn"))?;
         let norm2 = ModulatedNorm::new(width, context, &mut params.scope("norm2"))?;
-        let mlp = Mlp::new([width, hidden, width], MlpOptions::default(), &mut params.scope("mlp"))?;
+        let mlp = Mlp::new(
+            [width, hidden, width],
+            MlpOptions { init_std: Some(0.02), ..MlpOptions::default() },
+            &mut params.scope("mlp"),
+        )?;
         Ok(Self { windows, norm1, attn, norm2, mlp, drop_path: DropPath::new(drop_path)? })
     }
 

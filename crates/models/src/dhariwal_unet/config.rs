@@ -80,7 +80,7 @@ impl DhariwalUNetConfig {
     }
 
     /// Returns the configuration of a SongUNet with these sizes.
-    pub(super) fn network(&self) -> SongUNetConfig {
+    pub(crate) fn network(&self) -> SongUNetConfig {
         SongUNetConfig {
             img_resolution: self.img_resolution.clone(),
             label_dim: self.label_dim,

@@ -8,4 +8,6 @@ mod model;
 pub use config::DhariwalUNetConfig;
 pub use model::DhariwalUNet;
 
-const MODEL: &str = "dhariwal_unet";
+use crate::song_unet::Style;
+
+const MODEL: &str = Style::Adm.model();

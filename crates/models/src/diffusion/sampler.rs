@@ -74,7 +74,7 @@ pub struct EdmSampler {
     /// Standard deviation of the added noise.
     #[serde(rename = "S_noise")]
     pub s_noise: f64,
-    /// Position of Heun's second evaluation within a step, above 0; 1 is the end of the step.
+    /// Position of Heun's second evaluation within a step, above 0; 1 is the end of the step, and the only one of `legacy`.
     pub alpha: f64,
 }
 
@@ -221,6 +221,9 @@ impl EdmSampler {
         })?;
         check.ensure(self.alpha > 0.0 && self.alpha <= 1.0, || {
             format!("alpha is {}, expected above 0 and at most 1", self.alpha)
+        })?;
+        check.ensure(self.alpha == 1.0 || self.sampler != SamplerKind::Legacy, || {
+            format!("alpha is {}, expected 1, as the legacy sampler has it", self.alpha)
         })?;
         self.schedule().sigmas().map(drop)
     }

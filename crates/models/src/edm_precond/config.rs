@@ -28,9 +28,10 @@ pub struct EdmPrecondConfig {
     pub img_channels: usize,
     /// Channels of the network's input, conditions included; those of the samples where not given.
     pub img_in_channels: Option<usize>,
-    /// Lowest noise level for which the network is made.
+    /// Lowest noise level for which the network is made; the sampler goes by its own, `task.sampler.sigma_min`.
     pub sigma_min: f64,
-    /// Highest noise level for which the network is made; no upper limit where not given.
+    /// Highest noise level for which the network is made; no upper limit where not given. The sampler goes by its own,
+    /// `task.sampler.sigma_max`.
     pub sigma_max: Option<f64>,
     /// Standard deviation of the data.
     pub sigma_data: SigmaData,
@@ -51,16 +52,18 @@ struct Keys {
     /// Not supported here: mixed precision is a setting of training.
     #[serde(default)]
     use_fp16: bool,
-    /// Lowest noise level for which the network is made.
+    /// Lowest noise level for which the network is made; the sampler goes by its own, `task.sampler.sigma_min`.
     #[serde(default)]
     sigma_min: f64,
-    /// Highest noise level for which the network is made; no upper limit where not given.
+    /// Highest noise level for which the network is made; no upper limit where not given. The sampler goes by its own,
+    /// `task.sampler.sigma_max`.
     #[serde(default)]
     sigma_max: Option<f64>,
     /// Standard deviation of the data, one number or one for each channel.
     #[serde(default)]
     sigma_data: SigmaData,
     /// The network.
+    #[serde(default = "model_type")]
     model_type: PrecondNetwork,
     /// Channels of the network's input, conditions included; `img_channels` where not given.
     #[serde(default)]
@@ -203,7 +206,7 @@ impl JsonSchema for EdmPrecondConfig {
     /// The keys of both, but those of the network that follow from the others.
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let own = Keys::json_schema(generator);
-        SongNetwork::schema_with(own, PrecondNetwork::SongUNet, &FOLLOWING, generator)
+        SongNetwork::schema_with(own, model_type(), &FOLLOWING, generator)
     }
 }
 
@@ -256,7 +259,7 @@ impl Architecture for EdmPrecondConfig {
     }
 
     fn reads_patches(&self) -> bool {
-        self.network.kind() != PrecondNetwork::SongUNet
+        matches!(self.network, SongNetwork::Positions(_) | SongNetwork::LeadTimes(_))
     }
 
     fn sharding(&self) -> Sharding {
@@ -265,3 +268,7 @@ impl Architecture for EdmPrecondConfig {
 }
 
 crate::register!(EdmPrecondConfig);
+
+fn model_type() -> PrecondNetwork {
+    PrecondNetwork::DhariwalUNet
+}

@@ -1,11 +1,14 @@
 //! Networks that the older denoisers build themselves.
 
+use std::borrow::Cow;
+
 use isobar_array::Array;
 use isobar_shard::{ModelSize, ParamCount, ParameterLayouts, Params};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::dhariwal_unet::DhariwalUNetConfig;
 use crate::error::Result;
 use crate::fields::FieldSpec;
 use crate::model::{Architecture, Model};
@@ -23,6 +26,8 @@ pub enum PrecondNetwork {
     SongUNetPosEmbd,
     /// SongUNet with positions and lead times.
     SongUNetPosLtEmbd,
+    /// The U-Net of ADM.
+    DhariwalUNet,
 }
 
 /// A network of a denoiser with its arguments.
@@ -34,6 +39,8 @@ pub enum SongNetwork {
     Positions(SongUNetPosEmbdConfig),
     /// SongUNet with positions and lead times.
     LeadTimes(SongUNetPosLtEmbdConfig),
+    /// The U-Net of ADM.
+    Adm(DhariwalUNetConfig),
 }
 
 impl From<SongUNetConfig> for SongNetwork {
@@ -54,20 +61,27 @@ impl From<SongUNetPosLtEmbdConfig> for SongNetwork {
     }
 }
 
+impl From<DhariwalUNetConfig> for SongNetwork {
+    fn from(config: DhariwalUNetConfig) -> Self {
+        Self::Adm(config)
+    }
+}
+
 impl SongNetwork {
-    /// Returns the arguments of the U-Net.
-    pub fn unet(&self) -> &SongUNetConfig {
+    /// Returns the arguments of the U-Net; of ADM's, as far as SongUNet has them.
+    pub fn unet(&self) -> Cow<'_, SongUNetConfig> {
         match self {
-            Self::Plain(config) => config,
-            Self::Positions(config) => &config.network,
-            Self::LeadTimes(config) => &config.network,
+            Self::Plain(config) => Cow::Borrowed(config),
+            Self::Positions(config) => Cow::Borrowed(&config.network),
+            Self::LeadTimes(config) => Cow::Borrowed(&config.network),
+            Self::Adm(config) => Cow::Owned(config.network()),
         }
     }
 
     /// Returns the number of input channels that the network adds.
     pub fn further_channels(&self) -> usize {
         match self {
-            Self::Plain(_) => 0,
+            Self::Plain(_) | Self::Adm(_) => 0,
             Self::Positions(config) => config.positions.n_grid_channels,
             Self::LeadTimes(config) => config.further(),
         }
@@ -76,7 +90,7 @@ impl SongNetwork {
     /// Checks that the samples have what the network reads besides fields.
     pub(crate) fn check_arrays(&self, model: &'static str, fields: &FieldSpec) -> Result<()> {
         match self {
-            Self::Plain(_) | Self::Positions(_) => Ok(()),
+            Self::Plain(_) | Self::Positions(_) | Self::Adm(_) => Ok(()),
             Self::LeadTimes(_) => fields.check_array(model, LEAD_TIME_LABEL),
         }
     }
@@ -91,6 +105,7 @@ impl SongNetwork {
             Self::Plain(_) => PrecondNetwork::SongUNet,
             Self::Positions(_) => PrecondNetwork::SongUNetPosEmbd,
             Self::LeadTimes(_) => PrecondNetwork::SongUNetPosLtEmbd,
+            Self::Adm(_) => PrecondNetwork::DhariwalUNet,
         }
     }
 
@@ -100,6 +115,7 @@ impl SongNetwork {
             PrecondNetwork::SongUNet => Self::Plain(serde_json::from_value(keys)?),
             PrecondNetwork::SongUNetPosEmbd => Self::Positions(serde_json::from_value(keys)?),
             PrecondNetwork::SongUNetPosLtEmbd => Self::LeadTimes(serde_json::from_value(keys)?),
+            PrecondNetwork::DhariwalUNet => Self::Adm(serde_json::from_value(keys)?),
         })
     }
 
@@ -108,6 +124,7 @@ impl SongNetwork {
             Self::Plain(config) => serde_json::to_value(config),
             Self::Positions(config) => serde_json::to_value(config),
             Self::LeadTimes(config) => serde_json::to_value(config),
+            Self::Adm(config) => serde_json::to_value(config),
         }
     }
 
@@ -124,6 +141,7 @@ impl SongNetwork {
             (PrecondNetwork::SongUNet, SongUNetConfig::json_schema(generator).to_value()),
             (PrecondNetwork::SongUNetPosEmbd, SongUNetPosEmbdConfig::json_schema(generator).to_value()),
             (PrecondNetwork::SongUNetPosLtEmbd, SongUNetPosLtEmbdConfig::json_schema(generator).to_value()),
+            (PrecondNetwork::DhariwalUNet, DhariwalUNetConfig::json_schema(generator).to_value()),
         ];
         // The sort is stable: the others keep their order.
         networks.sort_by_key(|(network, _)| *network != first);
@@ -150,6 +168,7 @@ impl SongNetwork {
             Self::Plain(config) => Box::new(crate::SongUNet::new(config, params)?),
             Self::Positions(config) => Box::new(crate::SongUNetPosEmbd::new(config, params)?),
             Self::LeadTimes(config) => Box::new(crate::SongUNetPosLtEmbd::new(config, params)?),
+            Self::Adm(config) => Box::new(crate::DhariwalUNet::new(config, params)?),
         })
     }
 
@@ -158,6 +177,7 @@ impl SongNetwork {
             Self::Plain(config) => config.count(count),
             Self::Positions(config) => config.count(count),
             Self::LeadTimes(config) => config.count(count),
+            Self::Adm(config) => config.count(count),
         }
     }
 
@@ -166,6 +186,7 @@ impl SongNetwork {
             Self::Plain(config) => config.traffic(split),
             Self::Positions(config) => config.traffic(split),
             Self::LeadTimes(config) => config.traffic(split),
+            Self::Adm(config) => config.traffic(split),
         }
     }
 
@@ -174,6 +195,7 @@ impl SongNetwork {
             Self::Plain(config) => config.sharding(),
             Self::Positions(config) => config.sharding(),
             Self::LeadTimes(config) => config.sharding(),
+            Self::Adm(config) => config.sharding(),
         };
         sharding.parameter_layouts().clone()
     }

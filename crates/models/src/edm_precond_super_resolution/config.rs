@@ -27,9 +27,10 @@ use crate::traffic::{Split, Traffic};
 pub struct EdmPrecondSuperResolutionConfig {
     /// Standard deviation of the data.
     pub sigma_data: f64,
-    /// Lowest noise level for which the network is made.
+    /// Lowest noise level for which the network is made; the sampler goes by its own, `task.sampler.sigma_min`.
     pub sigma_min: f64,
-    /// Highest noise level for which the network is made; no upper limit where not given.
+    /// Highest noise level for which the network is made; no upper limit where not given. The sampler goes by its own,
+    /// `task.sampler.sigma_max`.
     pub sigma_max: Option<f64>,
     /// The network. Its input channels are those of the samples, the condition and the positions, its output channels the samples'.
     pub network: SongNetwork,
@@ -53,10 +54,11 @@ struct Keys {
     /// Standard deviation of the data.
     #[serde(default = "half")]
     sigma_data: f64,
-    /// Lowest noise level for which the network is made.
+    /// Lowest noise level for which the network is made; the sampler goes by its own, `task.sampler.sigma_min`.
     #[serde(default)]
     sigma_min: f64,
-    /// Highest noise level for which the network is made; no upper limit where not given.
+    /// Highest noise level for which the network is made; no upper limit where not given. The sampler goes by its own,
+    /// `task.sampler.sigma_max`.
     #[serde(default)]
     sigma_max: Option<f64>,
 }
@@ -206,7 +208,7 @@ impl Architecture for EdmPrecondSuperResolutionConfig {
     }
 
     fn reads_patches(&self) -> bool {
-        self.network.kind() != PrecondNetwork::SongUNet
+        matches!(self.network, SongNetwork::Positions(_) | SongNetwork::LeadTimes(_))
     }
 
     fn sharding(&self) -> Sharding {

@@ -6,6 +6,7 @@ use isobar_shard::Params;
 
 use super::{FengwuConfig, MODEL};
 use crate::error::{Checker, Result};
+use crate::layers::Start;
 use crate::windows::{
     Downsample, EarthStage, PatchEmbed, PatchRecovery, StageOptions, Upsample, drop_rates, patches,
 };
@@ -108,8 +109,12 @@ impl<A: Array> Encoder<A> {
         let embed = &mut params.scope(&format!("{scope}.patchembed2d"));
         let embed = PatchEmbed::new([channels, *width], patch, extents, embed)?;
         let [blocks, middle] = stages(&scope, geometry, params)?;
-        let downsample =
-            Downsample::new(*width, "linear", &mut params.scope(&format!("{scope}.downsample")))?;
+        let downsample = Downsample::new(
+            *width,
+            "linear",
+            Start::Torch,
+            &mut params.scope(&format!("{scope}.downsample")),
+        )?;
         Ok(Self { embed, blocks, downsample, middle })
     }
 
@@ -143,6 +148,7 @@ impl<A: Array> Decoder<A> {
             *width,
             *grid,
             ["linear1", "linear2"],
+            Start::Torch,
             &mut params.scope(&format!("{scope}.upsample")),
         )?;
         let recover = &mut params.scope(&format!("{scope}.patchrecovery2d"));

@@ -64,8 +64,7 @@ pub struct FnoConfig {
     /// Parameters of a factored spectral weight, as a fraction of those of the whole one.
     #[serde(default = "whole")]
     pub rank: f64,
-    /// Keep nothing of the Fourier layers' insides for backward, which computes them again: less memory, about a third more time. The numbers do
-    /// not depend on it.
+    /// Recomputes the activations of the Fourier layers in backward: less memory, about a third more time, the same numbers.
     #[serde(default)]
     pub gradient_checkpointing: bool,
 }

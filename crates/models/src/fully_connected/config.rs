@@ -30,7 +30,7 @@ pub struct FullyConnectedConfig {
     #[serde(deserialize_with = "one_or_many")]
     #[schemars(with = "OneOrMany")]
     pub activation_fn: Vec<Activation>,
-    /// Add to the output of every second hidden layer what the one two before it gave.
+    /// Skip connections: adds the output of the layer two before to every second hidden layer.
     pub skip_connections: bool,
     /// Scale the input of all activations by one trained number.
     pub adaptive_activations: bool,

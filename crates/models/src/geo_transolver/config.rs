@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 use super::{GeoAttention, GeoTransolver, MODEL, StateMixing, Streams};
 use crate::error::{Checker, Result};
 use crate::fields::FieldSpec;
+use crate::layers::Start;
 use crate::model::{Architecture, LargestArray, Model};
 use crate::point_attention::{
-    AttentionKind, AttentionSpec, Grid, MixingMode, PointDropout, Start, check_engine, largest,
+    AttentionKind, AttentionSpec, Grid, MixingMode, PointDropout, check_engine, largest,
 };
 use crate::signature::Signature;
 use crate::size::{built, extrapolate};
@@ -87,7 +88,8 @@ pub struct GeoTransolverConfig {
     #[serde(default)]
     pub attention_type: GeoAttention,
     /// Concrete dropout: trains the dropout probabilities of the attention output, of both residual sums of a block, and of the
-    /// context's slices. They start at `dropout`, but at least at 0.05. Their entropy term is added to the loss with the weight
+    /// context's slices. They start at `dropout`, but at least at 0.05. With `structured_shape` and `GALE`, the attention output keeps
+    /// the fixed `dropout`, as in PhysicsNeMo. Their entropy term is added to the loss with the weight
     /// `train.weights.regularization`.
     #[serde(default)]
     pub concrete_dropout: bool,
@@ -195,7 +197,7 @@ impl GeoTransolverConfig {
             GeoAttention::GaleFa => (AttentionKind::Flare, None),
         };
         let dropout = match self.concrete_dropout {
-            true => PointDropout::Trained(self.dropout.max(LEAST_DROPOUT)),
+            true => PointDropout::Trained { start: self.dropout.max(LEAST_DROPOUT), given: self.dropout },
             false => PointDropout::Fixed(self.dropout),
         };
         let context = AttentionSpec {
@@ -206,7 +208,7 @@ impl GeoTransolverConfig {
             grid: None,
             dropout,
             tiles: self.tiles,
-            start: Start::Default,
+            start: Start::Torch,
             orthogonal: false,
             plus: self.plus,
             context: None,

@@ -10,9 +10,9 @@ use super::streams::Stream;
 use super::{GeoTransolverConfig, MODEL};
 use crate::batch::Batch;
 use crate::error::{Checker, Result};
-use crate::layers::Recompute;
+use crate::layers::{Recompute, Start};
 use crate::model::Model;
-use crate::point_attention::{Block, Grid, Head, PointMlp, Start};
+use crate::point_attention::{Block, Grid, Head, PointMlp};
 
 /// *GeoTransolver: Learning Physics on Irregular Domains using Multi-scale Geometry Aware Physics
 /// Attention Transformer*, arXiv:2512.20399, as PhysicsNeMo builds it.
@@ -125,7 +125,7 @@ impl<A: Array> GeoTransolver<A> {
         for (i, &features) in features.iter().enumerate() {
             let sizes = [features, 2 * of_context.width, of_context.width];
             let mut params = params.scope(&format!("preprocess.{i}"));
-            preprocess.push(PointMlp::new(sizes, config.act, Start::Default, &mut params)?);
+            preprocess.push(PointMlp::new(sizes, config.act, Start::Torch, &mut params)?);
         }
         let mut blocks = Vec::new();
         for i in 0..config.n_layers {
@@ -136,7 +136,7 @@ impl<A: Array> GeoTransolver<A> {
         let mut heads = Vec::new();
         for (i, &outputs) in outputs.iter().enumerate() {
             let mut params = params.scope(&format!("ln_mlp_out.{i}"));
-            heads.push(Head::new([spec.width, outputs], Start::Default, &mut params)?);
+            heads.push(Head::new([spec.width, outputs], Start::Torch, &mut params)?);
         }
         if config.time_input {
             unused_time(of_context.width, params)?;

@@ -84,7 +84,8 @@ impl Plan {
             format!("{} poolings by {factor} are too many for any face", up.len() - 1)
         })?;
         let last = config.decoder.n_channels.last().copied().unwrap_or_default() as i64;
-        let dilation = up.last().map_or(1, |block| block.dilation);
+        let dilation =
+            config.decoder.dilations.as_ref().and_then(|all| all.last().copied()).unwrap_or(1) as i64;
         let last = output_layer(&config.decoder.output_layer, [last, outputs], dilation)?;
         let upsampling = upsampling
             .activation

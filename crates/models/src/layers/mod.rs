@@ -6,6 +6,7 @@ mod constant;
 mod patches;
 mod per_dim;
 mod recompute;
+mod start;
 mod token_attention;
 mod window_attention;
 
@@ -13,7 +14,8 @@ pub(crate) use constant::{constant, zeros};
 pub(crate) use patches::{patch_grid, split_positions, unpatched};
 pub use per_dim::PerDim;
 pub(crate) use recompute::Recompute;
+pub(crate) use start::Start;
 pub use token_attention::QkNorm;
 pub(crate) use token_attention::{
-    Reach, Start, TokenAttention, TokenAttentionConfig, axial_rotary, batch_dim, hidden_width,
+    Reach, TokenAttention, TokenAttentionConfig, axial_rotary, batch_dim, hidden_width,
 };

@@ -2,10 +2,11 @@
 
 use isobar_array::{Array, AttentionOptions};
 use isobar_nn::{AxialRotaryEmbedding, Dropout, LayerNorm, Linear, LinearOptions, Mode, RmsNorm};
-use isobar_shard::{Init, Params};
+use isobar_shard::Params;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::start::Start;
 use super::window_attention::windowed;
 use crate::error::{Checker, Result};
 
@@ -31,32 +32,6 @@ impl QkNorm {
             Self::RmsNorm => 1e-6,
             Self::LayerNorm => 1e-5,
         }
-    }
-}
-
-/// Initial values of linear layers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Start {
-    /// PyTorch's.
-    Torch,
-    /// Xavier-uniform weights, biases of 0.
-    Xavier,
-    /// Truncated normal weights of standard deviation 0.02, biases of 0.
-    Small,
-    /// Zeros.
-    Zero,
-}
-
-impl Start {
-    pub(crate) fn options<A>(self) -> LinearOptions<A> {
-        let weight_init = match self {
-            Self::Torch => None,
-            Self::Xavier => Some(Init::XavierUniform),
-            Self::Small => Some(Init::TruncNormal { std: 0.02 }),
-            Self::Zero => Some(Init::Constant(0.0)),
-        };
-        let bias_init = (self != Self::Torch).then_some(Init::Constant(0.0));
-        LinearOptions { weight_init, bias_init, ..LinearOptions::default() }
     }
 }
 

@@ -8,6 +8,7 @@ use tch::Tensor;
 use super::{MODEL, PanguConfig};
 use crate::batch::Batch;
 use crate::error::{Checker, Error, Result};
+use crate::layers::Start;
 use crate::model::Model;
 use crate::windows::{
     Downsample, EarthStage, PatchEmbed, PatchRecovery, StageOptions, Upsample, centred, drop_rates, patches,
@@ -246,9 +247,14 @@ impl<A: Array> Pangu<A> {
             EarthStage::new(&check, &format!("layer{}.blocks", i + 1), options, params)
         };
         let stages = [stage(0, outer)?, stage(1, inner)?, stage(2, inner)?, stage(3, outer)?];
-        let downsample = Downsample::new(width, "linear", &mut params.scope("downsample"))?;
-        let upsample =
-            Upsample::new(width, geometry.grid, ["linear1", "linear2"], &mut params.scope("upsample"))?;
+        let downsample = Downsample::new(width, "linear", Start::Torch, &mut params.scope("downsample"))?;
+        let upsample = Upsample::new(
+            width,
+            geometry.grid,
+            ["linear1", "linear2"],
+            Start::Torch,
+            &mut params.scope("upsample"),
+        )?;
         let recover_surface = PatchRecovery::new(
             [2 * width, channels.surface],
             flat,

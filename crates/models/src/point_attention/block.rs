@@ -8,8 +8,8 @@ use super::flare::FlareAttention;
 use super::mlp::PointMlp;
 use super::slices::SliceAttention;
 use super::spec::{AttentionKind, AttentionSpec, PointDropout};
-use super::start::Start;
 use crate::error::Result;
+use crate::layers::Start;
 
 #[derive(Debug)]
 enum Attention<A> {
@@ -17,44 +17,56 @@ enum Attention<A> {
     Flare(FlareAttention<A>),
 }
 
-/// Dropout of what attention adds to the points, and of both sums.
+/// Dropout of what attention adds to the points.
 #[derive(Debug)]
-enum Dropouts<A> {
+enum OutDropout<A> {
     Fixed(f64),
-    /// State dict: `Attn.out_dropout`, `attn_dropout`, `ffn_dropout`.
-    Trained([ConcreteDropout<A>; 3]),
+    Trained(ConcreteDropout<A>),
+}
+
+/// Dropout of what attention adds to the points, and of both sums. State dict: `Attn.out_dropout`, `attn_dropout`, `ffn_dropout`.
+#[derive(Debug)]
+struct Dropouts<A> {
+    out: OutDropout<A>,
+    sums: Option<[ConcreteDropout<A>; 2]>,
 }
 
 impl<A: Array> Dropouts<A> {
-    fn new(dropout: PointDropout, params: &mut impl Params<Array = A>) -> Result<Self> {
-        let p = match dropout {
-            PointDropout::Fixed(p) => return Ok(Self::Fixed(p)),
-            PointDropout::Trained(p) => p,
+    fn new(spec: &AttentionSpec, params: &mut impl Params<Array = A>) -> Result<Self> {
+        let (p, given) = match spec.dropout {
+            PointDropout::Fixed(p) => return Ok(Self { out: OutDropout::Fixed(p), sums: None }),
+            PointDropout::Trained { start, given } => (start, given),
         };
         let mut made = |name: &str| ConcreteDropout::new(p, &mut params.scope(name));
-        Ok(Self::Trained([made("Attn.out_dropout")?, made("attn_dropout")?, made("ffn_dropout")?]))
+        // The source trains no probability of slice attention on a grid.
+        let out = match spec.kind == AttentionKind::Slices && spec.grid.is_some() {
+            true => OutDropout::Fixed(given),
+            false => OutDropout::Trained(made("Attn.out_dropout")?),
+        };
+        Ok(Self { out, sums: Some([made("attn_dropout")?, made("ffn_dropout")?]) })
     }
 
     fn of_attention(&self, x: &A, mode: Mode<'_>) -> Result<A> {
-        Ok(match self {
-            Self::Fixed(p) => mode.dropout(x, *p, 0, &[])?,
-            Self::Trained([out, ..]) => out.forward(x, mode)?,
+        Ok(match &self.out {
+            OutDropout::Fixed(p) => mode.dropout(x, *p, 0, &[])?,
+            OutDropout::Trained(out) => out.forward(x, mode)?,
         })
     }
 
     /// Drops elements of the first or second sum.
     fn of_sum(&self, sum: usize, x: A, mode: Mode<'_>) -> Result<A> {
-        match self {
-            Self::Fixed(_) => Ok(x),
-            Self::Trained(dropouts) => Ok(dropouts[1 + sum].forward(&x, mode)?),
+        match &self.sums {
+            None => Ok(x),
+            Some(sums) => Ok(sums[sum].forward(&x, mode)?),
         }
     }
 
-    fn trained(&self) -> &[ConcreteDropout<A>] {
-        match self {
-            Self::Fixed(_) => &[],
-            Self::Trained(dropouts) => dropouts,
-        }
+    fn trained(&self) -> impl Iterator<Item = &ConcreteDropout<A>> {
+        let out = match &self.out {
+            OutDropout::Fixed(_) => None,
+            OutDropout::Trained(out) => Some(out),
+        };
+        out.into_iter().chain(self.sums.iter().flatten())
     }
 }
 
@@ -91,7 +103,7 @@ impl<A: Array> Block<A> {
         let ln_mlp = LayerNorm::new(&[width], &mut params.scope("ln_mlp1.0"))?;
         let sizes = [width, width.saturating_mul(ratio), width];
         let mlp = PointMlp::new(sizes, activation, spec.start, &mut params.scope("ln_mlp1.1"))?;
-        let dropouts = Dropouts::new(spec.dropout, &mut params)?;
+        let dropouts = Dropouts::new(spec, &mut params)?;
         Ok(Self { ln_1, attention, dropouts, ln_mlp, mlp })
     }
 
@@ -110,7 +122,7 @@ impl<A: Array> Block<A> {
 
     /// Computes what each trained probability of dropout adds to the loss.
     pub(crate) fn regularization(&self) -> Result<Vec<A>> {
-        self.dropouts.trained().iter().map(|dropout| Ok(dropout.regularization()?)).collect()
+        self.dropouts.trained().map(|dropout| Ok(dropout.regularization()?)).collect()
     }
 }
 

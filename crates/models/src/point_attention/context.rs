@@ -29,7 +29,9 @@ impl<A: Array> Tokenizer<A> {
         let slicing = Slicing::new(inputs, spec, params)?;
         let dropout = match spec.dropout {
             PointDropout::Fixed(_) => None,
-            PointDropout::Trained(p) => Some(ConcreteDropout::new(p, &mut params.scope("output_dropout"))?),
+            PointDropout::Trained { start, .. } => {
+                Some(ConcreteDropout::new(start, &mut params.scope("output_dropout"))?)
+            }
         };
         Ok(Self { slicing: Recompute::new(name, slicing, spec.tiles > 1), tiles: spec.tiles, dropout })
     }

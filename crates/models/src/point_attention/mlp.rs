@@ -4,8 +4,8 @@ use isobar_array::Array;
 use isobar_nn::{Activation, ActivationLayer, Linear};
 use isobar_shard::Params;
 
-use super::start::Start;
 use crate::error::Result;
+use crate::layers::Start;
 
 /// W₂ σ(W₁ x). State dict: `layers.0`, `layers.2`, and the activation's parameters under `layers.1`.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Sizes of the attention and checks that the models share.
 
-use super::start::Start;
 use crate::error::{Checker, Result};
+use crate::layers::Start;
 use crate::model::LargestArray;
 
 /// Attention of a block.
@@ -25,9 +25,13 @@ pub(crate) enum MixingMode {
 pub(crate) enum PointDropout {
     /// Of what attention adds to a point, with this probability.
     Fixed(f64),
-    /// Of what attention adds, of both sums of a block and of the slices of a context, each with a trained probability that starts
-    /// with this one.
-    Trained(f64),
+    /// Of what attention adds, of both sums of a block and of the slices of a context, each with a trained probability.
+    Trained {
+        /// Where the probabilities start.
+        start: f64,
+        /// The fixed probability for slice attention on a grid, which trains none.
+        given: f64,
+    },
 }
 
 /// Sizes and options of the attention of a block.

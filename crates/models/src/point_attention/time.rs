@@ -4,8 +4,8 @@ use isobar_array::{Array, Unary};
 use isobar_nn::Linear;
 use isobar_shard::{Init, Params, Placement};
 
-use super::start::Start;
 use crate::error::Result;
+use crate::layers::Start;
 
 /// Largest period of the embedding.
 const MAX_POSITIONS: f64 = 10_000.0;
@@ -36,9 +36,11 @@ impl<A: Array> TimeEmbedding<A> {
     /// Adds the embedding of `time` `[batch]` or `[batch, 1]` to `x` `[batch, points…, width]`.
     pub(super) fn add(&self, x: &A, time: &A) -> Result<A> {
         let shape = x.shape();
-        let angles = time.reshape(&[shape[0], 1])?.to_kind(x.kind())?.mul(&self.frequencies)?;
+        let angles =
+            time.reshape(&[shape[0], 1])?.to_kind(self.frequencies.kind())?.mul(&self.frequencies)?;
         let table = A::cat(&[&angles.unary(Unary::Cos)?, &angles.unary(Unary::Sin)?], 1)?;
-        let hidden = self.first.forward(&table)?.unary(Unary::Silu)?;
+        // Times and frequencies keep their dtype in mixed precision: 16 bits cannot tell 999 from 1000.
+        let hidden = self.first.forward(&table.to_kind(x.kind())?)?.unary(Unary::Silu)?;
         let mut wide = vec![1; shape.len()];
         (wide[0], wide[shape.len() - 1]) = (shape[0], shape[shape.len() - 1]);
         Ok(x.add(&self.second.forward(&hidden)?.reshape(&wide)?)?)

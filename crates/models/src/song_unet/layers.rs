@@ -19,7 +19,7 @@ pub(super) struct Norm<A> {
 
 impl<A: Array> Norm<A> {
     pub(super) fn new(channels: i64, style: Style, params: &mut impl Params<Array = A>) -> Result<Self> {
-        let groups = groups(channels)?;
+        let groups = groups(channels, style)?;
         let mut vector =
             |name, value| params.param(name, &[channels], Init::Constant(value), Placement::Replicate);
         Ok(Self { eps: style.eps(), groups, weight: vector("weight", 1.0)?, bias: vector("bias", 0.0)? })

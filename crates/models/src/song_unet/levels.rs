@@ -57,7 +57,7 @@ pub(super) struct Builder<'a, P> {
 
 impl<'a, A: Array, P: Params<Array = A>> Builder<'a, P> {
     pub(super) fn new(config: &'a SongUNetConfig, plan: &'a Plan, params: &'a mut P) -> Self {
-        Self { config, plan, params, channels: plan.width, aux: plan.inputs, skips: Vec::new() }
+        Self { config, plan, params, channels: plan.first(), aux: plan.inputs, skips: Vec::new() }
     }
 
     pub(super) fn down(&mut self, level: usize) -> Result<Down<A>> {

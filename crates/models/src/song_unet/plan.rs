@@ -25,6 +25,14 @@ pub(crate) enum Style {
 }
 
 impl Style {
+    /// Name of the model of this style.
+    pub(crate) const fn model(self) -> &'static str {
+        match self {
+            Self::Song => MODEL,
+            Self::Adm => "dhariwal_unet",
+        }
+    }
+
     /// Added to variances.
     pub(super) fn eps(self) -> f64 {
         match self {
@@ -50,7 +58,7 @@ pub(super) struct Plan {
     pub(super) extents: [i64; 2],
     pub(super) inputs: i64,
     pub(super) outputs: i64,
-    /// Channels of the finest level.
+    /// Base number of channels.
     pub(super) width: i64,
     /// Channels of the levels, the finest first.
     pub(super) widths: Vec<i64>,
@@ -66,8 +74,17 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// Channels of the first convolution: ADM's has those of the finest level.
+    pub(super) fn first(&self) -> i64 {
+        match self.style {
+            Style::Song => self.width,
+            Style::Adm => self.widths.first().copied().unwrap_or(self.width),
+        }
+    }
+
     pub(super) fn new(config: &SongUNetConfig, style: Style) -> Result<Self> {
-        let check = Checker(MODEL);
+        let model = style.model();
+        let check = Checker(model);
         let inputs = check.extent("in_channels", config.in_channels)?;
         let outputs = check.extent("out_channels", config.out_channels)?;
         let width = check.extent("model_channels", config.model_channels)?;
@@ -86,7 +103,7 @@ impl Plan {
             config.channel_mult.iter().map(|&factor| times("channel_mult", factor)).collect::<Result<_>>()?;
         let embedding = times("channel_mult_emb", config.channel_mult_emb)?;
         let noise = times("channel_mult_noise", config.channel_mult_noise)?;
-        check_noise(config.embedding_type, noise)?;
+        check_noise(&check, config.embedding_type, noise)?;
         let count = |name: &str, value: usize| -> Result<i64> {
             check.ensure(value <= MOST_CHANNELS, || {
                 format!("{name} is {value}, expected at most {MOST_CHANNELS}")
@@ -98,11 +115,11 @@ impl Plan {
         check.probability("dropout", config.dropout)?;
         check.probability("label_dropout", config.label_dropout)?;
         let act = config.act.functional().ok_or_else(|| Error::Config {
-            model: MODEL,
+            model,
             reason: format!("act is {:?}, expected a function without parameters, such as silu", config.act),
         })?;
-        let filter = filter(&config.resample_filter, levels)?;
-        let extents = extents(config, levels)?;
+        let filter = filter(&check, &config.resample_filter, levels)?;
+        let extents = extents(&check, config, levels)?;
         let plan = Self {
             style,
             extents,
@@ -143,10 +160,10 @@ impl Plan {
 }
 
 /// Group norm takes groups of at least four channels, and at most 32 groups.
-pub(super) fn groups(channels: i64) -> Result<i64> {
+pub(super) fn groups(channels: i64, style: Style) -> Result<i64> {
     let groups = channels.div_euclid(4) + i64::from(channels % 4 > 0);
     let groups = groups.min(32);
-    Checker(MODEL).ensure(channels % groups == 0, || {
+    Checker(style.model()).ensure(channels % groups == 0, || {
         format!(
             "a group norm of {channels} channels would have {groups} groups, which do not divide them; choose model_channels and \
              channel_mult so that every level has a multiple of 32 channels, or of 4 up to 128"
@@ -155,21 +172,20 @@ pub(super) fn groups(channels: i64) -> Result<i64> {
     Ok(groups)
 }
 
-fn check_noise(embedding: EmbeddingType, noise: i64) -> Result<()> {
+fn check_noise(check: &Checker, embedding: EmbeddingType, noise: i64) -> Result<()> {
     let least = match embedding {
         EmbeddingType::Positional => 4,
         EmbeddingType::Fourier => 2,
         EmbeddingType::Zero => return Ok(()),
     };
-    Checker(MODEL).ensure(noise >= least && noise % 2 == 0, || {
+    check.ensure(noise >= least && noise % 2 == 0, || {
         format!(
             "model_channels · channel_mult_noise is {noise}, expected an even number of at least {least}: sines and cosines come in pairs"
         )
     })
 }
 
-fn filter(taps: &[f64], levels: usize) -> Result<Vec<f64>> {
-    let check = Checker(MODEL);
+fn filter(check: &Checker, taps: &[f64], levels: usize) -> Result<Vec<f64>> {
     let sum: f64 = taps.iter().sum();
     check.ensure(sum.is_finite() && sum != 0.0 && taps.len() <= MOST_TAPS, || {
         format!(
@@ -182,11 +198,11 @@ fn filter(taps: &[f64], levels: usize) -> Result<Vec<f64>> {
     Ok(taps.iter().map(|tap| tap / sum).collect())
 }
 
-fn extents(config: &SongUNetConfig, levels: usize) -> Result<[i64; 2]> {
+fn extents(check: &Checker, config: &SongUNetConfig, levels: usize) -> Result<[i64; 2]> {
     let given = config.img_resolution.list(2);
     let multiple = 1 << (levels - 1);
     let fits = |&extent: &usize| extent > 0 && extent <= MOST_CHANNELS && extent.is_multiple_of(multiple);
-    Checker(MODEL).ensure(given.len() == 2 && given.iter().all(fits), || {
+    check.ensure(given.len() == 2 && given.iter().all(fits), || {
         format!("img_resolution is {given:?}, expected height and width, multiples of {multiple} for {levels} levels")
     })?;
     Ok([given[0] as i64, given[1] as i64])

@@ -12,12 +12,12 @@ pub(crate) fn of(config: &SongUNetConfig, style: Style, split: &Split) -> Option
     let fields = split.grid(2);
     let taps = plan.filter.len() as i64;
     let block = |grid: &Grid, inputs: i64, outputs: i64| -> Option<f64> {
-        let sums = grid.summed(4 * (groups(inputs).ok()? + groups(outputs).ok()?));
+        let sums = grid.summed(4 * (groups(inputs, style).ok()? + groups(outputs, style).ok()?));
         Some(grid.convolved(inputs + outputs, 3, 1) + sums)
     };
     let (blocks, last) = (config.num_blocks as i64, plan.widths.len() - 1);
     let mut elements = fields.convolved(plan.inputs, 3, 1);
-    let mut before = plan.width;
+    let mut before = plan.first();
     for (level, &width) in plan.widths.iter().enumerate() {
         let grid = fields.coarser(1 << level);
         let above = *plan.widths.get(level + 1).unwrap_or(&width);
@@ -41,6 +41,6 @@ pub(crate) fn of(config: &SongUNetConfig, style: Style, split: &Split) -> Option
         elements += (attentions * width) as f64 * (2.0 * grid.all_gathered() + 2.0 * grid.moved());
         before = width;
     }
-    elements += fields.convolved(plan.width, 3, 1);
+    elements += fields.convolved(plan.first().max(plan.width), 3, 1);
     Some(split.aligned().and(elements))
 }

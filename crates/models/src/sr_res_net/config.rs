@@ -6,7 +6,7 @@ use isobar_shard::{ModelSize, ParamCount, Scope};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{MODEL, SPATIAL, SrResNet};
+use super::{MODEL, SPATIAL, SrResNet, TAKES_EVEN};
 use crate::error::Checker;
 use crate::error::Result;
 use crate::fields::FieldSpec;
@@ -22,7 +22,7 @@ pub struct SrResNetConfig {
     pub in_channels: usize,
     /// Channels of the output.
     pub out_channels: usize,
-    /// Extent of the first and the last kernel, an odd number unless `padding` is `same`.
+    /// Extent of the first and the last kernel; for training an odd number unless `padding` is `same`.
     #[serde(default = "large_kernel_size")]
     pub large_kernel_size: usize,
     /// Extent of the other kernels, an odd number unless `padding` is `same`.
@@ -53,7 +53,8 @@ pub struct SrResNetConfig {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SrResNetPadding {
-    /// Half of the kernel, rounded down, on both sides, as in PhysicsNeMo: odd kernels keep the extents, and even ones are refused.
+    /// Half of the kernel, rounded down, on both sides, as in PhysicsNeMo: odd kernels keep the extents. An even large one adds a
+    /// point along each dim; an even small one is refused.
     #[default]
     Half,
     /// As many elements as keep the extents; of an odd number, the extra one comes at the end.
@@ -93,6 +94,12 @@ impl Architecture for SrResNetConfig {
 
     fn check(&self, fields: &FieldSpec) -> Result<()> {
         fields.check_dimension(MODEL, SPATIAL)?;
+        let large = self.large_kernel_size;
+        Checker(MODEL).ensure(large % 2 == 1 || self.padding == SrResNetPadding::Same, || {
+            format!(
+                "large_kernel_size is {large}, which gives more points than the targets have; {TAKES_EVEN}"
+            )
+        })?;
         let (factor, extents) = (self.scaling_factor.max(1), &fields.extents);
         let outputs: Vec<usize> = extents.iter().map(|extent| extent.saturating_mul(factor)).collect();
         fields.check_target_extents(MODEL, &outputs, |_| match fields.target_scale() {

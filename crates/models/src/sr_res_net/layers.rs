@@ -4,7 +4,7 @@ use isobar_array::{Array, Conv, Padding, Resample};
 use isobar_nn::{Activation, ActivationLayer, BatchNorm, ConvNd, Mode};
 use isobar_shard::{Params, Scope};
 
-use super::SPATIAL;
+use super::{SPATIAL, SrResNetPadding};
 use crate::error::Result;
 
 /// A convolution and a batch norm.
@@ -59,12 +59,22 @@ impl<A: Array> Shuffle<A> {
 }
 
 /// A convolution that keeps the extents.
-pub(super) fn conv<A: Array>(
+fn conv<A: Array>(channels: [i64; 2], kernel: i64, params: &mut Scope<'_, A>) -> Result<ConvNd<A>> {
+    let padding = if kernel % 2 == 1 { SrResNetPadding::Half } else { SrResNetPadding::Same };
+    padded(channels, kernel, padding, params)
+}
+
+/// A convolution. With half an even kernel on both sides, the result has one more point along each dim.
+pub(super) fn padded<A: Array>(
     channels: [i64; 2],
     kernel: i64,
+    padding: SrResNetPadding,
     params: &mut Scope<'_, A>,
 ) -> Result<ConvNd<A>> {
-    let padding = if kernel % 2 == 1 { Padding::Each(vec![kernel / 2]) } else { Padding::Same };
+    let padding = match padding {
+        SrResNetPadding::Half => Padding::Each(vec![kernel / 2]),
+        SrResNetPadding::Same => Padding::Same,
+    };
     let conv = Conv { padding, ..Conv::default() };
     Ok(ConvNd::new(channels, &[kernel; SPATIAL], conv, params)?)
 }

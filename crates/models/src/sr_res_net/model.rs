@@ -5,8 +5,8 @@ use isobar_nn::{Activation, ActivationLayer, ConvNd, Mode};
 use isobar_shard::Params;
 use tch::Tensor;
 
-use super::layers::{Normed, Residual, Shuffle, conv};
-use super::{MODEL, SPATIAL, SrResNetConfig, SrResNetPadding};
+use super::layers::{Normed, Residual, Shuffle, padded};
+use super::{MODEL, SPATIAL, SrResNetConfig, SrResNetPadding, TAKES_EVEN};
 use crate::batch::Batch;
 use crate::error::{Checker, Error, Result};
 use crate::layers::Recompute;
@@ -69,24 +69,19 @@ impl<A: Array> SrResNet<A> {
     ///
     /// # Errors
     ///
-    /// A size is 0, a kernel even without `padding` `same`, `scaling_factor` not 2, 4 or 8, the activation `stan`; or `params` refuses
+    /// A size is 0, a small kernel even without `padding` `same`, `scaling_factor` not 2, 4 or 8, the activation `stan`; or `params` refuses
     /// a parameter.
     pub fn new(config: &SrResNetConfig, params: &mut impl Params<Array = A>) -> Result<Self> {
         let check = Checker(MODEL);
         let inputs = check.extent("in_channels", config.in_channels)?;
         let outputs = check.extent("out_channels", config.out_channels)?;
         let width = check.extent("conv_layer_size", config.conv_layer_size)?;
-        let kernel = |name: &str, kernel: usize| -> Result<i64> {
-            let kernel = check.extent(name, kernel)?;
-            check.ensure(kernel % 2 == 1 || config.padding == SrResNetPadding::Same, || {
-                format!(
-                    "{name} is {kernel}, expected an odd number; --set model.padding=same takes even ones"
-                )
-            })?;
-            Ok(kernel)
-        };
-        let large = kernel("large_kernel_size", config.large_kernel_size)?;
-        let small = kernel("small_kernel_size", config.small_kernel_size)?;
+        let large = check.extent("large_kernel_size", config.large_kernel_size)?;
+        let small = check.extent("small_kernel_size", config.small_kernel_size)?;
+        let padding = config.padding;
+        check.ensure(small % 2 == 1 || padding == SrResNetPadding::Same, || {
+            format!("small_kernel_size is {small}, expected an odd number; {TAKES_EVEN}")
+        })?;
         let scale = config.scaling_factor;
         check.ensure(matches!(scale, 2 | 4 | 8), || {
             format!("scaling_factor is {scale}, expected 2, 4 or 8")
@@ -97,7 +92,7 @@ impl<A: Array> SrResNet<A> {
 
         const ACTIVATION: &str = "conv_block1.activation_fn";
         let activation = ActivationLayer::new(config.activation_fn, &mut params.scope(ACTIVATION))?;
-        let first = conv([inputs, width], large, &mut params.scope("conv_block1.conv_block.0"))?;
+        let first = padded([inputs, width], large, padding, &mut params.scope("conv_block1.conv_block.0"))?;
         let mut residual = Vec::with_capacity(config.n_resid_blocks);
         for i in 0..config.n_resid_blocks {
             let name = |j: usize| format!("residual_blocks.{i}.conv_layers.{j}");
@@ -119,12 +114,13 @@ impl<A: Array> SrResNet<A> {
                 Shuffle::new(width, small, &mut params)
             })
             .collect::<Result<_>>()?;
-        let last = conv([width, outputs], large, &mut params.scope("conv_block3.conv_block.0"))?;
+        let last = padded([width, outputs], large, padding, &mut params.scope("conv_block3.conv_block.0"))?;
         Ok(Self { inputs, activation, first, residual, middle, shuffles, last })
     }
 
     /// The fields `[batch, out_channels, s·depth, s·height, s·width]`, s = `scaling_factor`, for `x`
-    /// `[batch, in_channels, depth, height, width]`.
+    /// `[batch, in_channels, depth, height, width]`. With an even `large_kernel_size` and `padding` `half` there are s + 1 more points
+    /// along each dim, as in PhysicsNeMo.
     ///
     /// # Errors
     ///

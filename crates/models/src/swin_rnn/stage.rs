@@ -10,7 +10,7 @@ use tch::Tensor;
 
 use super::MODEL;
 use crate::error::{Checker, Result};
-use crate::layers::Recompute;
+use crate::layers::{Recompute, Start};
 use crate::windows::{WindowAttention, Windows, centred, crop, pad, product};
 
 /// Blocks of a Swin transformer (Liu et al., arXiv:2103.14030) on a grid that is padded to windows around all of them.
@@ -95,7 +95,7 @@ impl<A: Array> Block<A> {
         let init = Init::TruncNormal { std: 0.02 };
         let shape = [offsets, heads];
         let table = attn.param("relative_position_bias_table", &shape, init, Placement::Replicate)?;
-        let attn = WindowAttention::new(width, heads, attn)?;
+        let attn = WindowAttention::new(width, heads, Start::Torch, attn)?;
         let norm2 = LayerNorm::new(&[width], &mut params.scope("norm2"))?;
         let mlp = Mlp::new([width, 4 * width, width], MlpOptions::default(), &mut params.scope("mlp"))?;
         Ok(Self { windows, norm1, attn, table, index: OnceCell::new(), norm2, mlp })

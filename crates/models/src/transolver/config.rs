@@ -9,10 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::{MODEL, Transolver};
 use crate::error::{Checker, Result};
 use crate::fields::FieldSpec;
+use crate::layers::Start;
 use crate::model::{Architecture, LargestArray, Model};
-use crate::point_attention::{
-    AttentionKind, AttentionSpec, PointDropout, Start, TrunkSpec, check_engine, largest,
-};
+use crate::point_attention::{AttentionKind, AttentionSpec, PointDropout, TrunkSpec, check_engine, largest};
 use crate::signature::Signature;
 use crate::size::{built, extrapolate};
 use crate::traffic::{Split, Traffic};
@@ -121,7 +120,7 @@ impl TransolverConfig {
             grid: self.structured_shape.as_ref().map(Vec::len),
             dropout: PointDropout::Fixed(self.dropout),
             tiles: self.tiles,
-            start: Start::TruncNormal,
+            start: Start::Small,
             orthogonal: false,
             plus: self.plus,
             context: None,

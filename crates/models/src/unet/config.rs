@@ -77,7 +77,7 @@ pub struct UNetConfig {
     /// Arguments of the group norm; other norms ignore them.
     #[serde(default)]
     pub normalization_args: Option<NormalizationArgs>,
-    /// True if what skips the lower levels passes a gate.
+    /// Attention gates on the skip connections.
     #[serde(default)]
     pub use_attn_gate: bool,
     /// Channels that the gates get from below, the lowest first. They follow from `feature_map_channels`;
@@ -138,7 +138,7 @@ pub enum Normalization {
     BatchNorm,
     /// Layer norm over the channels at each point.
     LayerNorm,
-    /// Nothing does.
+    /// No normalisation.
     None,
 }
 

@@ -5,6 +5,7 @@ use isobar_nn::Linear;
 use isobar_shard::Params;
 
 use crate::error::Result;
+use crate::layers::Start;
 
 /// Multi-head attention of the tokens of a window.
 #[derive(Debug)]
@@ -16,9 +17,14 @@ pub(crate) struct WindowAttention<A> {
 
 impl<A: Array> WindowAttention<A> {
     /// Makes attention of `heads`, which divide `width`.
-    pub(crate) fn new(width: i64, heads: i64, params: &mut impl Params<Array = A>) -> Result<Self> {
-        let qkv = Linear::new(width, 3 * width, &mut params.scope("qkv"))?;
-        Ok(Self { heads, qkv, proj: Linear::new(width, width, &mut params.scope("proj"))? })
+    pub(crate) fn new(
+        width: i64,
+        heads: i64,
+        start: Start,
+        params: &mut impl Params<Array = A>,
+    ) -> Result<Self> {
+        let qkv = start.linear([width, 3 * width], true, &mut params.scope("qkv"))?;
+        Ok(Self { heads, qkv, proj: start.linear([width, width], true, &mut params.scope("proj"))? })
     }
 
     /// Computes proj(softmax(q kᵀ / √d + Σ `added`) v) of windows `[batch, windows…, tokens, features]`; what is added broadcasts to

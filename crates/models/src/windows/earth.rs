@@ -11,7 +11,7 @@ use tch::{TchError, Tensor};
 
 use super::{WindowAttention, Windows, product};
 use crate::error::{Checker, Result};
-use crate::layers::Recompute;
+use crate::layers::{Recompute, Start};
 
 /// A stage of blocks.
 #[derive(Debug, Clone, Copy)]
@@ -106,7 +106,7 @@ impl<A: Array> Block<A> {
         let width = options.width;
         let norm1 = LayerNorm::new(&[width], &mut params.scope("norm1"))?;
         let position_bias = EarthBias::new(check, windows, options.heads, &mut params.scope("attn"))?;
-        let attn = WindowAttention::new(width, options.heads, &mut params.scope("attn"))?;
+        let attn = WindowAttention::new(width, options.heads, Start::Torch, &mut params.scope("attn"))?;
         if windows.shift != [0; 3] {
             let mask = move |part: &_| windows.earth_mask(part);
             params.computed_buffer("attn_mask", &windows.earth_mask_shape(), Arc::new(mask))?;

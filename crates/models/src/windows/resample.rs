@@ -1,16 +1,12 @@
 //! Half the rows and columns with twice the features, and back.
 
 use isobar_array::Array;
-use isobar_nn::{LayerNorm, Linear, LinearOptions};
+use isobar_nn::{LayerNorm, Linear};
 use isobar_shard::Params;
 
 use super::{centred, crop, pad};
 use crate::error::Result;
-
-fn linear<A: Array>(features: [i64; 2], params: &mut impl Params<Array = A>) -> Result<Linear<A>> {
-    let options = LinearOptions { bias: false, ..LinearOptions::default() };
-    Ok(Linear::with_options(features[0], features[1], options, params)?)
-}
+use crate::layers::Start;
 
 /// Joins the features of 2 × 2 points, normalises them and maps them to twice the width.
 #[derive(Debug)]
@@ -21,8 +17,13 @@ pub(crate) struct Downsample<A> {
 
 impl<A: Array> Downsample<A> {
     /// Makes the layer for `width` features, whose linear layer has that name.
-    pub(crate) fn new(width: i64, name: &str, params: &mut impl Params<Array = A>) -> Result<Self> {
-        let linear = linear([4 * width, 2 * width], &mut params.scope(name))?;
+    pub(crate) fn new(
+        width: i64,
+        name: &str,
+        start: Start,
+        params: &mut impl Params<Array = A>,
+    ) -> Result<Self> {
+        let linear = start.linear([4 * width, 2 * width], false, &mut params.scope(name))?;
         Ok(Self { linear, norm: LayerNorm::new(&[4 * width], &mut params.scope("norm"))? })
     }
 
@@ -53,10 +54,11 @@ impl<A: Array> Upsample<A> {
         width: i64,
         extents: [i64; 2],
         names: [&str; 2],
+        start: Start,
         params: &mut impl Params<Array = A>,
     ) -> Result<Self> {
-        let linear1 = linear([2 * width, 4 * width], &mut params.scope(names[0]))?;
-        let linear2 = linear([width, width], &mut params.scope(names[1]))?;
+        let linear1 = start.linear([2 * width, 4 * width], false, &mut params.scope(names[0]))?;
+        let linear2 = start.linear([width, width], false, &mut params.scope(names[1]))?;
         Ok(Self { extents, linear1, linear2, norm: LayerNorm::new(&[width], &mut params.scope("norm"))? })
     }
 

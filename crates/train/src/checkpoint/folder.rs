@@ -24,11 +24,14 @@ pub(super) fn note_file(rank: usize) -> String {
 /// Removes what interrupted writes have left, but for `current`, which is being written.
 pub(super) fn sweep(root: &Path, current: Option<&Path>) -> Result<()> {
     for (_, path) in steps(root)? {
-        if Some(path.as_path()) == current || is_checkpoint(&path) || path.is_symlink() {
+        if Some(path.as_path()) == current || path.is_symlink() {
             continue;
         }
+        let names = entries(&path)?;
+        // The listing decides: a look at the manifest itself fails on a network file system that is not answering, too.
+        let is_written = names.iter().any(|name| [MANIFEST, METADATA_OF_OLD].contains(&name.as_str()));
         // Somebody else's files are not for us to remove.
-        if entries(&path)?.iter().all(|name| is_of_checkpoint(name)) {
+        if !is_written && names.iter().all(|name| is_of_checkpoint(name)) {
             std::fs::remove_dir_all(&path).at("remove", &path)?;
         }
     }

@@ -1,11 +1,12 @@
 //! Choice of the checkpoints that are kept.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::manifest::Manifest;
 use super::read::Opened;
 use super::{RunState, folder};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Numbers of checkpoints that are kept: the newest, and those with the lowest validation errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,19 +22,22 @@ impl Keep {
     pub const ALL: Self = Self { newest: 0, best: 0 };
 }
 
-/// Removes the checkpoints of a folder that need not stay. `current` stays in any case. One that is torn counts for nothing,
-/// and goes when enough newer ones are there.
+/// Removes the checkpoints of a folder that need not stay. `current` stays in any case, and so does one that cannot be read, with a
+/// warning: it may be whole. One that is torn counts for nothing, and goes when enough newer ones are there.
 pub(super) fn prune(root: &Path, keep: Keep, current: &Path) -> Result<()> {
     if keep.newest == 0 {
         return Ok(());
     }
-    let found: Vec<(PathBuf, Option<Manifest>)> = folder::checkpoints(root)?
-        .into_iter()
-        .map(|path| {
-            let whole = Opened::folder(&path).and_then(|opened| opened.check_lengths().map(|()| opened));
-            (path, whole.ok().and_then(|opened| opened.manifest))
-        })
-        .collect();
+    let mut found: Vec<(PathBuf, Option<Manifest>)> = Vec::new();
+    for path in folder::checkpoints(root)? {
+        match Opened::folder(&path).and_then(|opened| opened.check_lengths().map(|()| opened)) {
+            Ok(opened) => found.push((path, opened.manifest)),
+            Err(Error::Io { source, .. }) if source.kind() != ErrorKind::NotFound => {
+                tracing::warn!("{} stays, since it cannot be read: {source}", path.display());
+            }
+            Err(_) => found.push((path, None)),
+        }
+    }
     let errors = comparable(found.iter().map(|(_, manifest)| manifest.as_ref().map(|of| &of.state)));
     for at in superfluous(&errors, keep) {
         let path = &found[at].0;

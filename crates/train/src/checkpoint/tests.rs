@@ -210,6 +210,19 @@ fn writes_in_the_background_that_fail_are_tried_again_and_told_to_all() {
     }
 }
 
+/// A link to itself fails to open, as a file does on a network file system that is not answering.
+#[test]
+fn a_checkpoint_whose_manifest_cannot_be_looked_at_stays() {
+    let (folder, path, _) = saved();
+    let manifest = path.join("manifest.json");
+    std::fs::remove_file(&manifest).unwrap();
+    std::os::unix::fs::symlink("manifest.json", &manifest).unwrap();
+    folder::sweep(folder.path(), None).unwrap();
+    assert!(path.join("rank_00000.safetensors").exists());
+    let error = folder::checkpoints(folder.path()).unwrap_err().to_string();
+    assert!(error.contains("could not look at") && error.contains("manifest.json"), "{error}");
+}
+
 #[rstest]
 #[case::cut("rank_00000.safetensors", |bytes: &mut Vec<u8>| bytes.truncate(100), "torn: it has 100 bytes")]
 #[case::flipped("rank_00000.safetensors", |bytes: &mut Vec<u8>| *bytes.last_mut().unwrap() ^= 1, "damaged: the BLAKE3 of bytes 0 to")]

@@ -23,7 +23,8 @@ pub struct MuonConfig {
     pub momentum: f64,
     /// Look ahead by one step of the running mean.
     pub nesterov: bool,
-    /// Newton–Schulz iterations that make a momentum orthogonal, 1 to 100.
+    /// Newton–Schulz iterations that make a momentum orthogonal.
+    #[schemars(range(min = 1, max = 100))]
     pub iterations: u32,
     /// Decoupled weight decay: a step multiplies weights by 1 − lr · weight_decay.
     pub weight_decay: f64,

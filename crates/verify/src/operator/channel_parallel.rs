@@ -2,10 +2,10 @@
 
 use anyhow::{Context, Result};
 use isobar_array::Generator;
-use isobar_models::{DistributedAfno as Model, DistributedAfnoConfig, Error};
+use isobar_models::{Architecture, DistributedAfno as Model, DistributedAfnoConfig, Error};
 use isobar_shard::{ParallelRegion, ParamStore, Placement as ParamPlacement};
 
-use super::{Forward, LocalTensor, Operator, Part, Pass, Rank, bytes, config, parameters};
+use super::{Entry, Forward, LocalTensor, Operator, Part, Pass, Rank, bytes, config, parameters};
 use crate::case::{Case, Header};
 use crate::layout::{Layout, Placement, Sizes};
 use crate::mesh::Mesh;
@@ -15,11 +15,13 @@ const OUTPUT: &str = "output";
 const CHANNEL_DIM: usize = 1;
 
 /// Along the last axis of the mesh the ranks share one model; along the others they do the same.
-pub(crate) struct DistributedAfno;
+struct DistributedAfno;
+
+inventory::submit! { Entry(&DistributedAfno) }
 
 impl Operator for DistributedAfno {
     fn name(&self) -> &'static str {
-        "distributed_afno"
+        DistributedAfnoConfig::NAME
     }
 
     fn layouts(&self, _header: &Header, mesh: &Mesh) -> Result<Vec<Layout>> {

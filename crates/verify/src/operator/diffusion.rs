@@ -2,17 +2,31 @@
 
 use anyhow::{Context, Result};
 use isobar_array::{Elementwise, Local};
-use isobar_models::{Batch, EdmLoss, EdmPreconditioner, EdmPreconditionerConfig, EdmSampler, Signature};
+use isobar_models::{
+    Batch, EdmLoss, EdmPreconditioner, EdmPreconditionerConfig, EdmSampler, LossReduction, ModelConfig,
+    Signature,
+};
 use isobar_shard::forbid_hidden_communication;
+use isobar_shard::rules::summed;
 use serde_json::Value;
 
 use super::model::Supplier;
-use super::{Forward, Operator, Pass, Rank, arguments, config};
-use crate::case::Case;
-use crate::layout::Layout;
+use super::{Entry, Forward, Operator, Pass, Rank, arguments, bytes, config, traffic};
+use crate::case::{Case, Header};
+use crate::layout::{Layout, Placement};
 
-/// The mean loss of a denoiser, with the case's noise and noise levels.
-pub(crate) struct Loss;
+/// The loss of a denoiser, with the case's noise and noise levels.
+struct Loss;
+
+inventory::submit! { Entry(&Loss) }
+
+/// The denoiser of a case of the loss, and how the loss is reduced.
+fn denoiser(header: &Header) -> Result<(EdmPreconditionerConfig, Option<LossReduction>)> {
+    let mut header = header.clone();
+    let reduction = header.attrs.as_object_mut().and_then(|attrs| attrs.remove("reduction"));
+    let reduction = reduction.map(serde_json::from_value).transpose().context("`attrs.reduction`")?;
+    Ok((config(&header)?, reduction))
+}
 
 impl Operator for Loss {
     fn name(&self) -> &'static str {
@@ -20,10 +34,7 @@ impl Operator for Loss {
     }
 
     fn forward(&self, rank: &Rank, case: &Case, layout: &Layout) -> Result<Forward> {
-        let mut header = case.header.clone();
-        let reduction = header.attrs.as_object_mut().and_then(|attrs| attrs.remove("reduction"));
-        let reduction = reduction.map(serde_json::from_value).transpose().context("`attrs.reduction`")?;
-        let config: EdmPreconditionerConfig = config(&header)?;
+        let (config, reduction) = denoiser(&case.header)?;
         let mut supplier = Supplier::new(rank, case, layout);
         let (samples, noise, sigma) = (supplier.take("x0")?, supplier.take("noise")?, supplier.take("t")?);
         let mut others = Batch::default();
@@ -42,14 +53,25 @@ impl Operator for Loss {
         supplier.ran(&[loss])
     }
 
-    /// Unlimited, like that of models.
-    fn budget(&self, _case: &Case, _layout: &Layout, _rank: &Rank) -> Result<u64> {
-        Ok(u64::MAX)
+    /// The denoiser's, which counts once what its inputs lack to lie alike; samples, noise and noise levels are met twice more, in
+    /// the sum of both and in the differences. The loss is summed over the ranks.
+    fn budget(&self, case: &Case, layout: &Layout, _rank: &Rank) -> Result<u64> {
+        let (config, _) = denoiser(&case.header)?;
+        let config = ModelConfig::new(config);
+        let Some(denoiser) = traffic::budget(&config, case, layout)? else { return Ok(u64::MAX) };
+        if denoiser.both == 0 {
+            return Ok(0);
+        }
+        let inputs = case.header.inputs.iter().map(|name| Ok(bytes(case.tensor(name)?)));
+        let inputs: u64 = inputs.sum::<Result<u64>>()?;
+        Ok(denoiser.both + 2 * inputs + summed(size_of::<f64>() as u64, layout.mesh.ranks() as u64))
     }
 }
 
 /// A sampler with the case's latents and noise, and the exact denoiser of normal data.
-pub(crate) struct Sampler;
+struct Sampler;
+
+inventory::submit! { Entry(&Sampler) }
 
 impl Operator for Sampler {
     fn name(&self) -> &'static str {
@@ -80,8 +102,18 @@ impl Operator for Sampler {
         supplier.ran(&[sample])
     }
 
-    /// Each step's noise at most, laid out as the latents are.
-    fn budget(&self, _case: &Case, _layout: &Layout, _rank: &Rank) -> Result<u64> {
-        Ok(u64::MAX)
+    /// Each step's noise, laid out as the latents are, if it lies otherwise; the denoiser is of each point.
+    fn budget(&self, case: &Case, layout: &Layout, _rank: &Rank) -> Result<u64> {
+        let along_latents = |place: &Placement| match *place {
+            Placement::Shard(dim) => Placement::Shard(dim + 1),
+            place => place,
+        };
+        let latents: Vec<_> = layout.of("latents").iter().map(along_latents).collect();
+        let noise = layout.of("noise");
+        let whole = bytes(case.tensor("noise")?);
+        let gradients = case.get("grad.latents").is_some() || case.get("grad.noise").is_some();
+        let backward = if gradients { summed(whole, layout.mesh.ranks() as u64) } else { 0 };
+        let lies_alike = noise == latents || noise.iter().all(|place| *place == Placement::Replicate);
+        Ok(if lies_alike { 0 } else { whole } + backward)
     }
 }

@@ -60,21 +60,16 @@ pub(crate) trait Operator: Sync {
     fn budget(&self, case: &Case, layout: &Layout, rank: &Rank) -> Result<u64>;
 }
 
-/// The operators that are neither of sharded tensors nor models over them.
-static OTHERS: [&dyn Operator; 7] = [
-    &v_collectives::ALL_GATHER_V,
-    &v_collectives::GATHER_V,
-    &v_collectives::SCATTER_V,
-    &v_collectives::INDEXED_ALL_TO_ALL_V,
-    &channel_parallel::DistributedAfno,
-    &diffusion::Loss,
-    &diffusion::Sampler,
-];
+/// An operator that is neither one of sharded tensors nor a model over them. It is registered where it stands.
+pub(crate) struct Entry(&'static dyn Operator);
+
+inventory::collect!(Entry);
 
 /// The operator of that name.
 pub(crate) fn find(name: &str) -> Option<&'static dyn Operator> {
     let sharded = sharded::ALL.iter().map(|operator| operator as &dyn Operator);
-    let own = OTHERS.iter().copied().chain(sharded).find(|operator| operator.name() == name);
+    let others = inventory::iter::<Entry>().map(|entry| entry.0);
+    let own = others.chain(sharded).find(|operator| operator.name() == name);
     own.or_else(|| model::is_registered(name).then_some(&model::Registered))
 }
 

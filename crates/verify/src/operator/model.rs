@@ -18,6 +18,11 @@ pub(crate) fn is_registered(name: &str) -> bool {
     registered().iter().any(|entry| entry.name() == name)
 }
 
+/// The model of a case.
+fn config(case: &Case) -> Result<ModelConfig> {
+    Ok(ModelConfig::named(&case.header.op, arguments(&case.header))?)
+}
+
 /// Moves the last dim behind the first one, or the second to the end.
 fn turned(x: &ShardTensor, to_second: bool) -> Result<ShardTensor> {
     let last = x.shape().len() as i64 - 1;
@@ -36,7 +41,7 @@ impl Operator for Registered {
     fn forward(&self, rank: &Rank, case: &Case, layout: &Layout) -> Result<Forward> {
         let mut supplier = Supplier::new(rank, case, layout);
         let mut batch = Batch::default();
-        let config = ModelConfig::named(&case.header.op, arguments(&case.header))?;
+        let config = config(case)?;
         let signature = config.signature();
         for name in &case.header.inputs {
             let input = supplier.take(name)?;
@@ -58,11 +63,11 @@ impl Operator for Registered {
     }
 
     fn forward_budget(&self, case: &Case, layout: &Layout) -> Result<u64> {
-        Ok(traffic::budget(case, layout)?.map_or(u64::MAX, |budget| budget.forward))
+        Ok(traffic::budget(&config(case)?, case, layout)?.map_or(u64::MAX, |budget| budget.forward))
     }
 
     fn budget(&self, case: &Case, layout: &Layout, _rank: &Rank) -> Result<u64> {
-        Ok(traffic::budget(case, layout)?.map_or(u64::MAX, |budget| budget.both))
+        Ok(traffic::budget(&config(case)?, case, layout)?.map_or(u64::MAX, |budget| budget.both))
     }
 }
 

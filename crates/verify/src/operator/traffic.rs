@@ -4,7 +4,7 @@ use anyhow::Result;
 use isobar_models::{ModelConfig, Signature, Split, Traffic};
 use isobar_shard::rules::summed;
 
-use super::{arguments, bytes};
+use super::bytes;
 use crate::case::Case;
 use crate::layout::{Layout, Placement};
 
@@ -16,8 +16,9 @@ pub(super) struct Budget {
     pub(super) both: u64,
 }
 
-/// The budget of a model's case; `None` for a model that declares none, and for sharded parameters, which no model's bounds count.
-pub(super) fn budget(case: &Case, layout: &Layout) -> Result<Option<Budget>> {
+/// The budget of a case of this model; `None` for a model that declares none, and for sharded parameters, which no model's bounds
+/// count.
+pub(super) fn budget(config: &ModelConfig, case: &Case, layout: &Layout) -> Result<Option<Budget>> {
     if layout.placements.values().flatten().all(|place| *place == Placement::Replicate) {
         return Ok(Some(Budget { forward: 0, both: 0 }));
     }
@@ -25,7 +26,6 @@ pub(super) fn budget(case: &Case, layout: &Layout) -> Result<Option<Budget>> {
     if case.header.params.iter().any(is_split) {
         return Ok(None);
     }
-    let config = ModelConfig::named(&case.header.op, arguments(&case.header))?;
     let Some(traffic) = config.traffic(&split(case, layout, config.signature())?) else { return Ok(None) };
     let gradients = case.header.params.iter().filter(|name| case.get(&format!("grad.{name}")).is_some());
     let sizes = gradients.map(|name| Ok(bytes(case.tensor(case.saved(name))?)));

@@ -4,21 +4,23 @@ use anyhow::{Context, Result};
 use isobar_collectives::{all_gather_v, gather_v, indexed_all_to_all_v, scatter_v};
 use tch::Tensor;
 
-use super::{Forward, LocalTensor, Operator, Part, Rank, bytes};
+use super::{Entry, Forward, LocalTensor, Operator, Part, Rank, bytes};
 use crate::case::{Case, Header};
 use crate::layout::{Layout, Placement, Sizes};
 use crate::mesh::Mesh;
 
-pub(crate) struct VCollective {
+struct VCollective {
     name: &'static str,
     /// True if all ranks get the same result.
     identical: bool,
     /// Tensor of which each rank has a part.
     split: &'static str,
     run: fn(&Tensor, &Rank, &Case) -> Result<Tensor>,
+    /// Returns the bytes of the gradients of what a rank with that input sends.
+    sent: fn(&Tensor, usize, &Case) -> Result<u64>,
 }
 
-pub(crate) static ALL_GATHER_V: VCollective = VCollective {
+inventory::submit! { Entry(&VCollective {
     name: "all_gather_v",
     identical: true,
     split: "input",
@@ -26,9 +28,10 @@ pub(crate) static ALL_GATHER_V: VCollective = VCollective {
         let sizes: Vec<i64> = case.header.attr("sizes")?;
         Ok(all_gather_v(input, Some(&sizes), case.header.attr("dim")?, true, &rank.world)?)
     },
-};
+    sent: |input, _, case| Ok((case.header.number("world")? as u64 - 1) * bytes(input)),
+}) }
 
-pub(crate) static GATHER_V: VCollective = VCollective {
+inventory::submit! { Entry(&VCollective {
     name: "gather_v",
     identical: false,
     split: "input",
@@ -36,9 +39,10 @@ pub(crate) static GATHER_V: VCollective = VCollective {
         let sizes: Vec<i64> = case.header.attr("sizes")?;
         Ok(gather_v(input, Some(&sizes), case.header.attr("dim")?, case.header.number("dst")?, &rank.world)?)
     },
-};
+    sent: |input, _, _| Ok(bytes(input)),
+}) }
 
-pub(crate) static SCATTER_V: VCollective = VCollective {
+inventory::submit! { Entry(&VCollective {
     name: "scatter_v",
     identical: false,
     split: "output",
@@ -46,9 +50,10 @@ pub(crate) static SCATTER_V: VCollective = VCollective {
         let sizes: Vec<i64> = case.header.attr("sizes")?;
         Ok(scatter_v(input, Some(&sizes), case.header.attr("dim")?, case.header.number("src")?, &rank.world)?)
     },
-};
+    sent: |input, _, _| Ok(bytes(input)),
+}) }
 
-pub(crate) static INDEXED_ALL_TO_ALL_V: VCollective = VCollective {
+inventory::submit! { Entry(&VCollective {
     name: "indexed_all_to_all_v",
     identical: false,
     split: "input",
@@ -58,7 +63,12 @@ pub(crate) static INDEXED_ALL_TO_ALL_V: VCollective = VCollective {
         let indices: Vec<Tensor> = (0..rank.world.size()).map(to).collect::<Result<_>>()?;
         Ok(indexed_all_to_all_v(input, &indices, &sizes, true, case.header.attr("dim")?, &rank.world)?)
     },
-};
+    sent: |input, rank, case| {
+        let sizes: Vec<Vec<u64>> = case.header.attr("sizes")?;
+        let row = input.f_select(case.header.attr("dim")?, 0).ok().map_or(0, |row| bytes(&row));
+        Ok(sizes.get(rank).context("`attrs.sizes` has no row for each rank")?.iter().sum::<u64>() * row)
+    },
+}) }
 
 impl Operator for VCollective {
     fn name(&self) -> &'static str {
@@ -94,18 +104,8 @@ impl Operator for VCollective {
     /// Forward, what the rank has in the end and does not have from the start; backward, the gradients of what it sent.
     fn budget(&self, case: &Case, _layout: &Layout, rank: &Rank) -> Result<u64> {
         let rank = rank.number();
-        let ranks = case.header.number("world")? as u64;
         let input = case.tensor(&format!("input.{rank}"))?;
         let output = case.get(&format!("output.{rank}")).map_or(0, bytes);
-        let sent = match self.name {
-            "all_gather_v" => (ranks - 1) * bytes(input),
-            "indexed_all_to_all_v" => {
-                let sizes: Vec<Vec<u64>> = case.header.attr("sizes")?;
-                let row = input.f_select(case.header.attr("dim")?, 0).ok().map_or(0, |row| bytes(&row));
-                sizes.get(rank).context("`attrs.sizes` has no row for each rank")?.iter().sum::<u64>() * row
-            }
-            _ => bytes(input),
-        };
-        Ok(output + sent)
+        Ok(output + (self.sent)(input, rank, case)?)
     }
 }

@@ -7,6 +7,7 @@
 //! They depend on no model.
 
 pub(crate) mod distributed;
+mod modes;
 mod pieces;
 mod plan;
 
@@ -17,7 +18,7 @@ use tch::Tensor;
 use self::pieces::Pieces;
 pub use self::pieces::TransformPieces;
 use self::plan::{Step, is_whole, steps};
-use super::{operator, refuse};
+use super::operator;
 use crate::error::Result;
 use crate::layout::{Dim, Layout};
 use crate::rules::Call;
@@ -44,35 +45,6 @@ impl ShardTensor {
         operator(op, &[self], args!("s": s, "dim": dims, "norm": norm.name()), || {
             let transform = Transform::new(op, kind, self.kind(), self.shape(), s, dims)?;
             self.transformed(op, &transform, None, norm)
-        })
-    }
-
-    /// The real transform, or its inverse to the extents `s`, over dims of which only these modes are kept. What is split anew is
-    /// split like `to`.
-    pub(crate) fn fourier_modes(
-        &self,
-        op: &'static str,
-        kind: Kind,
-        to: Option<&Layout>,
-        s: &[i64],
-        (dims, kept): (&[i64], &[Vec<Range<i64>>]),
-        norm: FftNorm,
-    ) -> Result<Self> {
-        let ranges = || -> Vec<Vec<[i64; 2]>> {
-            let pair = |range: &Range<i64>| [range.start, range.end];
-            kept.iter().map(|ranges| ranges.iter().map(pair).collect()).collect()
-        };
-        let args = args!("s": s, "dim": dims, "kept": ranges(), "norm": norm.name());
-        operator(op, &[self], args, || {
-            let inverse = kind == Kind::InverseReal;
-            let complex = matches!(self.kind(), tch::Kind::ComplexFloat | tch::Kind::ComplexDouble);
-            if dims.is_empty() || (inverse && (!complex || s.len() != dims.len() || s.contains(&-1))) {
-                let given = format!("{:?}, {} extents and {} dims", self.kind(), s.len(), dims.len());
-                let reason = format!("{given}; expected complex modes and an extent for each of some dims");
-                return refuse(op, reason);
-            }
-            let transform = Transform::new(op, kind, self.kind(), self.shape(), s, dims)?;
-            self.transformed(op, &transform.keeping(op, kept, self.shape())?, to, norm)
         })
     }
 
