@@ -34,11 +34,11 @@ enum Task {
     Demo(demo::Options),
     /// Set up, then everything that CI runs
     Test(test::Options),
-    /// Time Isobar beside PhysicsNeMo and DTensor, and print the table of ratios
+    /// Time Isobar beside PhysicsNeMo, PyTorch, DTensor, FFTW and readers of files, and print the table of ratios
     Bench(bench::Options),
     /// Train models of published results on their data, and print what they reach beside what was published
     Published(published::Options),
-    /// Write the reference of the configuration: configs/reference.toml, and the tables of docs/configuration.md
+    /// Write configs/reference.toml, and the tables of docs/configuration.md and docs/operators.md
     Reference,
     /// A SLURM of this one machine, in target/slurm
     Slurm {

@@ -19,7 +19,7 @@ pub(crate) struct CheckArgs {
     /// The TOML file of a run, whose folder is looked at too
     #[arg(value_name = "CONFIG")]
     file: Option<PathBuf>,
-    /// Set a key, whatever the file says; may be given several times
+    /// Override a key of the configuration; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 }

@@ -25,12 +25,12 @@ pub(crate) enum CheckpointCommand {
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
-    /// Read every byte of a checkpoint, or of all in a folder, and compare it with the digests; exit code 3 where one is not whole
+    /// Read every byte of a checkpoint, or of all in a folder, and compare it with the digests; exit code 3 if one is incomplete or damaged
     Verify {
         /// A checkpoint's folder, a folder of checkpoints, or that of a run
         path: PathBuf,
     },
-    /// Write a checkpoint anew, cut for a number of equal ranks, so that each finds its parts in a file of its own
+    /// Rewrite a checkpoint for N ranks, so that each rank reads one file
     ///
     /// Any number of ranks reads any checkpoint; this saves them reading many files.
     Reshard {
@@ -43,7 +43,7 @@ pub(crate) enum CheckpointCommand {
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99_999))]
         ranks: u32,
     },
-    /// Write parameters and buffers, whole, into one safetensors file, which PyTorch loads
+    /// Export full parameters and buffers to one safetensors file, which PyTorch loads
     Export {
         /// Folder of a checkpoint, of checkpoints or of a run; of several checkpoints the newest valid one is
         /// used

@@ -33,59 +33,61 @@ pub(crate) enum Command {
     /// Train a model
     ///
     /// Reads the configuration, joins the ranks that mpirun, srun or a torchrun-like launcher started (or runs alone),
-    /// trains, and prints the validation error of each variable beside that of a model that has learnt nothing. The run's folder gets the resolved
-    /// configuration, metrics, logs, checkpoints and a picture. The loss curve is the same on any number of ranks.
+    /// trains, and prints the validation error of each variable next to that of a baseline (persistence or the mean field). Writes the
+    /// resolved configuration, metrics, logs, checkpoints and a picture to the run's folder. The loss curve is the same on any number of ranks.
     #[command(after_long_help = TRAIN_EXAMPLES)]
     Train(TrainArgs),
     /// Predict fields with a trained model
     ///
     /// Reads the configuration that the model was trained with, and its checkpoint, on any number of ranks and any mesh. For
-    /// trajectories each prediction is the start of the next, step after step. Writes HDF5: The Well's schema or PDEBench's Darcy
-    /// layout for data of those formats, otherwise one dataset for each variable; with --out FILE.nc NetCDF-4. Its attributes name the checkpoint and the samples, a picture, and a table of the
-    /// errors of each variable after each step (CSV) where the file has the truth.
+    /// trajectories, each prediction is the input of the next step (rollout). Writes HDF5: The Well's schema or PDEBench's Darcy
+    /// layout for data of those formats, otherwise one dataset per variable; NetCDF-4 with --out FILE.nc, Zarr with --out FILE.zarr.
+    /// Attributes of the file name the checkpoint and the samples. Also writes a picture and, if the data contain the truth, a table of
+    /// the errors of each variable after each step (CSV).
     #[command(after_long_help = PREDICT_EXAMPLES)]
     Predict(PredictArgs),
-    /// Make, show, measure and convert data sets
+    /// Generate, inspect and convert data sets, and compute their statistics
     #[command(subcommand)]
     Data(DataCommand),
     /// Show configurations
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Start ranks on this machine, and on others by ssh, and start them again after a failure
+    /// Launch ranks on this machine and on other hosts by ssh, and restart them after a failure
     ///
-    /// Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, by which the ranks of Isobar, and of
-    /// PyTorch, find each other, and a share of the cores (OMP_NUM_THREADS). When one fails, the others end too; the report
-    /// names the one that failed first, how, and its last words. With --max-restarts all are started again where that may help, and
-    /// `isobar train` goes on from its last checkpoint. SIGTERM, SIGINT and SIGUSR1 are passed on to all ranks.
+    /// Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, the rendezvous
+    /// variables of Isobar and PyTorch, and OMP_NUM_THREADS, its share of the cores. If a rank fails, the others are ended; the report
+    /// names the rank that failed first, the reason, and its last lines of output. With --max-restarts, all ranks are restarted unless
+    /// the failure would recur, and `isobar train` resumes from its last checkpoint. SIGTERM, SIGINT and SIGUSR1 are forwarded to all
+    /// ranks.
     #[command(after_long_help = LAUNCH_EXAMPLES)]
     Launch(LaunchArgs),
-    /// Look for what is wrong with the environment of a job: launchers, devices, cores, clocks, disks
+    /// Check the environment of a job: launchers, devices, cores, clocks, disks
     ///
-    /// Started as the job would be, by any launcher, it prints a line a rank and what it finds. `isobar train` looks at the same before
-    /// it starts (`distributed.checks`).
+    /// Start it with the launcher of the job. Prints one line per rank and the problems found. `isobar train` runs the same checks
+    /// before it starts (`distributed.checks`).
     #[command(after_long_help = CHECK_EXAMPLES)]
     Check(CheckArgs),
-    /// Look at checkpoints, check them, cut them for other numbers of ranks, export their weights
+    /// List, verify and reshard checkpoints, and export their weights
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
     /// Check that sharded operators and models give the dense result, gradients included
     ///
     /// Runs golden cases: files of inputs, weights, outputs and gradients that a dense, single-process run gave. Each case
-    /// runs on every number of ranks and every layout that it asks for; outputs and gradients are compared whole and part
-    /// by part, replicated results to the last bit, and the bytes that each rank receives with what the operator needs.
+    /// runs on every number of ranks and every layout that it asks for; outputs and gradients are compared as full tensors
+    /// and shard by shard, replicated results bitwise, and the bytes that each rank receives with the operator's budget.
     /// This command starts the ranks itself.
     ///
-    /// One line a case: its name, the number of layouts, the worst error in units of what is allowed, and the verdict.
+    /// Prints one line per case: name, number of layouts, largest error in units of the tolerance, and verdict.
     #[command(after_long_help = VERIFY_EXAMPLES)]
     Verify(VerifyArgs),
     /// Time collectives and models on the ranks that this command is started with
     ///
     /// The cases, their names, shapes and sizes are those of the scripts in benches/peers, which time other systems, and
     /// so is the JSON. Every case is checked before it is timed; a time is that of the slowest rank, the median over the
-    /// repeats. Beside each collective stands the time of one copy of its result into memory that is there already.
+    /// repeats. For collectives, the time of one memcpy of the result into allocated memory is printed, too.
     #[command(after_long_help = BENCH_EXAMPLES)]
     Bench(BenchArgs),
-    /// Read what ranks recorded
+    /// Analyse the flight records of a job
     #[command(subcommand)]
     Trace(TraceCommand),
     /// One rank of `verify`
@@ -153,7 +155,7 @@ Examples:
     isobar launch -n 4 --log-dir logs -- isobar train configs/darcy_afno.toml &
 
 Exit codes: that of the rank that failed first, 128 + the number of the signal that killed it, or 4 where its host was lost; 2
-for a wrong command line. With 2, 3, 5 and 6 (told to stop) nothing is started again.";
+for a wrong command line. With 2, 3, 5, 6 (stopped by a signal), 126 and 127 nothing is restarted.";
 
 const CHECK_EXAMPLES: &str = "\
 Examples:
@@ -178,17 +180,16 @@ lost or timed out; 5 the ranks do not agree.";
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
-  All cases on 2 ranks, as a table:
+  On 2 ranks, as a table, and the names of all cases:
     OMP_NUM_THREADS=1 mpirun -n 2 isobar bench
+    isobar bench --list
   Two cases, for a program:
-    mpirun -n 2 isobar bench --cases all_gather_v/dim0,scatter_v --repeats 15 --json
-
-Cases: all_gather_v/dim0, all_gather_v/dim1, all_gather_v/fwd_bwd, scatter_v, indexed_all_to_all_v/fwd_bwd, afno/train_step";
+    mpirun -n 2 isobar bench --cases all_gather_v/dim0,scatter_v --repeats 15 --json";
 
 const VERIFY_EXAMPLES: &str = "\
 Examples:
   All cases of a folder, ranks as threads of this process:
-    isobar verify tests/golden
+    isobar verify tests/golden_own
   Two operators under mpirun, on 2 ranks and on a mesh of 2 x 2:
     isobar verify --backend mpi --ranks 2,2x2 --ops all_gather_v,afno tests/golden
   Without MPI, and with a report for a program:

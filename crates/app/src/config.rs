@@ -28,14 +28,14 @@ use isobar_command::terminal;
 pub(crate) struct Config {
     /// The run's name, folder and seed.
     pub run: RunConfig,
-    /// The samples.
+    /// Data set: files, variables, training and validation samples.
     pub data: DataConfig,
     /// The network.
     pub model: ModelConfig,
     /// Training task: loss and predictions of the network.
     #[schemars(extend("x-former-table" = "diffusion"))]
     pub task: ObjectiveKind,
-    /// The loop.
+    /// Training loop.
     pub train: TrainConfig,
     /// Optimizer: updates parameters from gradients.
     pub optimizer: OptimizerKind,
@@ -108,7 +108,7 @@ pub(crate) struct ConfigArgs {
     /// A TOML file, or the folder of a run, which holds its configuration; see `isobar config reference` for the keys
     #[arg(value_name = "CONFIG")]
     file: PathBuf,
-    /// Set a key, whatever the file says; may be given several times
+    /// Override a key of the configuration; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! `isobar bench`: times of the communication engine and of models, under the launcher that it is started with.
+//! `isobar bench`: times of collectives, operators, checkpoints, files and models, under the launcher that it is started with.
 //!
 //! It prints times; `cargo xtask bench` compares them with those of other libraries.
 
@@ -28,9 +28,13 @@ use isobar_command::{start, terminal};
 /// Arguments of `isobar bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// Only these cases; all where not given
+    /// Only these cases; without it all but `attention/forward_N`, `attention/backward_N` and `data/…`, which reads files of
+    /// `cargo xtask bench --data`
     #[arg(long, value_delimiter = ',', value_name = "CASE,…")]
     cases: Vec<String>,
+    /// Print the names of all cases, and run none
+    #[arg(long)]
+    list: bool,
     /// Number of timed rounds of each case, after the warm-up rounds
     #[arg(long, default_value_t = 7, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
@@ -146,6 +150,11 @@ struct Report {
 ///
 /// An unknown case; ranks that cannot start or are lost; a result that is wrong.
 pub fn run(args: &BenchArgs) -> Result<Exit> {
+    if args.list {
+        let names: Vec<String> = all()?.iter().map(Selected::name).collect();
+        terminal::line(&format!("{}\n{FORWARD}N\n{BACKWARD}N", names.join("\n")));
+        return Ok(Exit::Good);
+    }
     let cases = select(&args.cases)?;
     let manager = start::plain()?;
     let world = manager.group(None)?;
@@ -187,6 +196,8 @@ impl Selected {
     }
 }
 
+/// Prefix of the names of cases that read files of `cargo xtask bench --data`.
+const FILES: &str = "data/";
 /// Prefixes of the names of cases that end with a number of tokens.
 const FORWARD: &str = "attention/forward_";
 const BACKWARD: &str = "attention/backward_";
@@ -199,13 +210,20 @@ fn attention(name: &str) -> Option<Selected> {
     forward.map(|tokens| case(tokens, false)).or(backward.map(|tokens| case(tokens, true)))
 }
 
-/// Returns the cases of these names; without names, all except those with a number of tokens.
-fn select(names: &[String]) -> Result<Vec<Selected>> {
+/// Returns all cases except those with a number of tokens.
+fn all() -> Result<Vec<Selected>> {
     let mut all: Vec<Selected> = CASES.iter().map(Selected::Listed).collect();
     for name in models::names()? {
         all.extend([false, true].map(|alone| Selected::Model { name: name.clone(), alone }));
     }
+    Ok(all)
+}
+
+/// Returns the cases of these names; without names, all except those with a number of tokens and those that read files.
+fn select(names: &[String]) -> Result<Vec<Selected>> {
+    let mut all = all()?;
     if names.is_empty() {
+        all.retain(|case| !case.name().starts_with(FILES));
         return Ok(all);
     }
     let mut selected = Vec::new();

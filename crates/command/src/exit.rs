@@ -8,13 +8,13 @@ pub use isobar_manager::ExitReason as Exit;
 /// Meanings of the codes, for the help text.
 pub const TABLE: &str = "\
 Exit codes:
-  0  good
-  1  a case or a threshold failed, or an error of no other kind
+  0  success
+  1  a case or a threshold failed, or any other error
   2  wrong command line or configuration
   3  data or a checkpoint that cannot be used
   4  a rank was lost or timed out
-  5  the ranks do not agree on what they do
-  6  a run was told to stop (SIGTERM, SIGINT, or SIGUSR1 to be queued again), and has left a checkpoint";
+  5  ranks have different configurations, data or collective arguments
+  6  a run was stopped by a signal (SIGTERM, SIGINT, or SIGUSR1 with requeue) and saved a checkpoint";
 
 /// Returns the meaning of a code, in the words of the table.
 pub fn description(code: u8) -> Option<&'static str> {

@@ -251,7 +251,8 @@ impl<'a> Reference<'a> {
 pub(crate) fn leaf_words(schema: &Schema, node: &Value) -> String {
     let of_one = |shape: &Shape<'_>| match shape.items {
         Some(item) => {
-            let items: Vec<_> = schema.shapes(item).iter().map(Shape::words).collect();
+            let mut items: Vec<_> = schema.shapes(item).iter().map(Shape::words).collect();
+            items.dedup();
             format!("a list, each {}", items.join(" or "))
         }
         None => shape.words(),

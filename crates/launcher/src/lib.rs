@@ -72,7 +72,7 @@ pub struct LaunchArgs {
     /// Write what ranks print to files in this folder (`rank_0.out`, `rank_0.err`, ...), and to the terminal rank 0's alone
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
-    /// Lines on the terminal do not say which rank's they are
+    /// Print lines without the prefix of their rank (`[rank 2]`)
     #[arg(long)]
     no_prefix: bool,
     /// The program of a rank, and its arguments

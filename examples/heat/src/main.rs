@@ -1,4 +1,4 @@
-//! A model and data of one's own, trained on fields that are split over ranks: how waves on a periodic square cool down.
+//! Trains a model of your own, with generated data, on fields sharded over ranks: decay of waves on a periodic square.
 //!
 //! ```sh
 //! cargo build --release -p isobar-heat

@@ -24,7 +24,7 @@ use isobar_command::{outputs, terminal};
 /// Arguments of `isobar data convert`.
 #[derive(Debug, Args)]
 pub(crate) struct ConvertArgs {
-    /// A file or folder of data, or a TOML file or the folder of a run, whose [data] is meant
+    /// A file or folder of data, or a TOML file or the folder of a run, whose `[data]` is used
     #[arg(value_name = "SOURCE")]
     source: PathBuf,
     /// The file or folder to write. A file of that name is replaced; folders that are missing are made

@@ -14,7 +14,7 @@ use isobar_command::terminal;
 /// A data set on the command line.
 #[derive(Debug, Args)]
 pub(super) struct DataArgs {
-    /// A file, a folder or a pattern of data, or a TOML file or the folder of a run, whose [data] is meant
+    /// A file, a folder or a pattern of data, or a TOML file or the folder of a run, whose `[data]` is used
     #[arg(value_name = "PATH")]
     pub(super) path: PathBuf,
     /// Format of the data; by default that of the file's extension, of HDF5 files that of their layout

@@ -95,8 +95,8 @@ pub struct DataConfig {
     /// Of trajectories: steps of the rollouts that are validated besides single steps; 1 for none.
     #[schemars(range(min = 1))]
     pub validation_steps: usize,
-    /// True if the network is told where points are, in channels behind those of the input: for each dim the sine and cosine of
-    /// the way round where its ends meet, else one number from -1 to 1.
+    /// Appends the coordinates of the points as input channels: sine and cosine of the angle for a periodic dim, one number from -1
+    /// to 1 for any other dim.
     pub positions: bool,
     /// Random augmentation of training samples.
     pub augment: AugmentConfig,
@@ -106,6 +106,7 @@ pub struct DataConfig {
     /// as in `"512MiB"` or `"2GiB"`.
     pub host_memory: HostMemory,
     /// With `cache = "none"` or `"window"`: threads of a rank that read ahead; 0 to read batches when they are needed.
+    #[schemars(range(min = 0, max = 64))]
     pub workers: usize,
     /// Tables of formats, by name.
     #[serde(flatten)]

@@ -40,8 +40,7 @@ pub struct DistributedConfig {
     /// Reaction to problems of the environment before a run: mixed-up launchers, ranks that share a GPU, a folder that not all
     /// ranks see.
     pub checks: CheckChoice,
-    /// Ranks in a row that share one model: makes the groups `model_parallel` and `data_parallel`, a short form of a
-    /// mesh. The variable MODEL_PARALLEL_SIZE overrides it; a mesh that contradicts it is an error.
+    /// Number of consecutive ranks that share one model. Creates the groups `model_parallel` and `data_parallel`; short for a mesh. The variable MODEL_PARALLEL_SIZE overrides it; a mesh that contradicts it is an error.
     #[schemars(range(min = 1))]
     pub model_parallel_size: Option<u32>,
     /// Data parallel broadcasts buffers (running statistics) from rank 0 before each forward pass.
@@ -83,7 +82,7 @@ impl Default for DistributedConfig {
 pub enum FingerprintChoice {
     /// None.
     Off,
-    /// One of every 64 of a group: the cost is not felt.
+    /// One of every 64 of a group, at negligible cost.
     #[default]
     Sample,
     /// All: for finding a fault.
@@ -109,7 +108,7 @@ pub enum CheckChoice {
     On,
     /// All problems are warnings.
     Warn,
-    /// Nothing is looked at.
+    /// No checks.
     Off,
 }
 
@@ -117,7 +116,7 @@ pub enum CheckChoice {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum MethodChoice {
-    /// The first of env, slurm, openmpi, pmix, intelmpi, mpich and pmi whose variables are there, else single.
+    /// The first of env, slurm, openmpi, intelmpi, mpich, pmi and pmix whose variables are set, else single.
     #[default]
     Auto,
     /// RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torchrun sets them.

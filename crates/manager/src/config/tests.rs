@@ -26,7 +26,7 @@ backend = "auto"
 
 # Method by which a process finds its rank. The variable ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD overrides it.
 # ("auto" | "env" | "slurm" | "openmpi" | "pmix" | "intelmpi" | "mpich" | "pmi" | "single")
-#   "auto": The first of env, slurm, openmpi, pmix, intelmpi, mpich and pmi whose variables are there, else single.
+#   "auto": The first of env, slurm, openmpi, intelmpi, mpich, pmi and pmix whose variables are set, else single.
 #   "env": RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
 #   "slurm": The variables of a step of srun.
 #   "openmpi": The variables of Open MPI's mpirun.
@@ -58,7 +58,7 @@ timeout_s = 300.0
 # Collectives that ranks compare before they exchange data, so that different calls are an error that names both sides.
 # ("off" | "sample" | "always")
 #   "off": None.
-#   "sample": One of every 64 of a group: the cost is not felt.
+#   "sample": One of every 64 of a group, at negligible cost.
 #   "always": All: for finding a fault.
 fingerprints = "sample"
 
@@ -80,11 +80,10 @@ heartbeat_timeout_s = 10.0
 # ("on" | "warn" | "off")
 #   "on": Problems that would lose results end the run before it starts; the others are warnings.
 #   "warn": All problems are warnings.
-#   "off": Nothing is looked at.
+#   "off": No checks.
 checks = "on"
 
-# Ranks in a row that share one model: makes the groups `model_parallel` and `data_parallel`, a short form of a
-# mesh. The variable MODEL_PARALLEL_SIZE overrides it; a mesh that contradicts it is an error.
+# Number of consecutive ranks that share one model. Creates the groups `model_parallel` and `data_parallel`; short for a mesh. The variable MODEL_PARALLEL_SIZE overrides it; a mesh that contradicts it is an error.
 # (an integer of at least 1, unset by default)
 # model_parallel_size =
 
