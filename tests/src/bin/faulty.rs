@@ -44,8 +44,10 @@ fn main() -> ExitCode {
 
 fn fail(how: &str, mark: &str) {
     let own = Pid::this();
-    // Long enough for the others to hear of the phase.
-    thread::sleep(Duration::from_secs(1));
+    // Long enough for the others to hear of the phase; many short pauses take longer on a loaded machine.
+    for _ in 0..20 {
+        thread::sleep(Duration::from_millis(50));
+    }
     let _ = fs::write(mark, own.to_string());
     match how {
         "kill" => {

@@ -13,6 +13,12 @@ pub(super) const LOST: i32 = crate::ExitReason::Lost as i32;
 /// A thread that slept longer than this was stopped itself, and has nothing to say of others' silence.
 pub(super) const PAUSE: Duration = Duration::from_secs(1);
 
+/// Time for which a thread that last looked then was stopped since: it has not seen how long others were silent meanwhile, or held up.
+pub(super) fn stopped_since(looked: Instant) -> Duration {
+    let pause = looked.elapsed();
+    if pause > PAUSE { pause } else { Duration::ZERO }
+}
+
 /// Thread that ends the process on request. It is started before anything goes wrong, because a process at
 /// its limit of threads could not start one then.
 pub(super) struct Reaper(Sender<Duration>);
@@ -80,8 +86,9 @@ fn watch_start(rank: usize, longest: Duration, ended: &Receiver<()>) {
     let mut looked = Instant::now();
     while ended.recv_timeout(Duration::from_millis(50)) == Err(RecvTimeoutError::Timeout) {
         let call = call_under_way();
-        // A process that was itself stopped cannot tell how long the call took.
-        let same = seen.filter(|&(number, _)| Some(number) == call && looked.elapsed() <= PAUSE);
+        let stopped = stopped_since(looked);
+        let same = seen.filter(|&(number, _)| Some(number) == call);
+        let same = same.map(|(number, since)| (number, since + stopped));
         seen = same.or(call.map(|call| (call, Instant::now())));
         looked = Instant::now();
         if seen.is_some_and(|(_, since)| since.elapsed() > longest) {

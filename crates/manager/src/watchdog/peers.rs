@@ -62,6 +62,12 @@ impl PeerState {
         rest
     }
 
+    /// Leaves out of the silence a time in which this process was stopped. What counts is the rest: on a machine so loaded that this
+    /// process often waits for a processor, silence is noticed late, but it is.
+    pub(super) fn discount(&mut self, stopped: Duration) {
+        self.heard += stopped;
+    }
+
     /// A rank silent for this long is lost, even after its goodbye, as long as its process has not exited.
     pub(super) fn is_silent(&mut self, longest: Duration) {
         let silent = self.heard.elapsed();
@@ -279,6 +285,22 @@ mod tests {
             known.listen(1);
         }
         (known, rank)
+    }
+
+    /// A process that is stopped again and again notices silence late, but does.
+    #[test]
+    fn silence_counts_but_for_the_time_in_which_the_listener_was_stopped() {
+        let (mut known, _rank) = heard(&[]);
+        for _ in 0..5 {
+            known.heard -= Duration::from_secs(3);
+            known.discount(Duration::from_secs(2));
+        }
+        known.is_silent(Duration::from_secs(60));
+        assert_eq!(known.outcome, None);
+        known.is_silent(Duration::from_secs(4));
+        assert!(matches!(known.outcome, Some(RankOutcome::Silent(_))), "{:?}", known.outcome);
+        known.discount(Duration::from_secs(60));
+        assert_eq!(known.heard.elapsed(), Duration::ZERO);
     }
 
     #[test]

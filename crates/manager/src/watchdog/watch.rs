@@ -13,7 +13,7 @@ use isobar_collectives::flight::{FlightEntry, FlightState, Phase};
 
 use super::connect::{Channel, connect};
 use super::frame::{Line, Message};
-use super::last_resort::{LOST, PAUSE, Reaper};
+use super::last_resort::{LOST, PAUSE, Reaper, stopped_since};
 use super::peers::{PeerState, Peers};
 use super::{BEAT, FAREWELL, Shared};
 use crate::flight::{self, FlightRecord, Peer, RankOutcome};
@@ -212,8 +212,9 @@ impl Watch {
     /// Gives up for the program where MPI does not return to it.
     fn check_transport(&mut self) {
         let call = self.channel.call_under_way();
-        // Whoever was stopped itself has not seen how long it took.
-        let seen = self.call.filter(|&(seen, _)| Some(seen) == call && self.looked.elapsed() <= PAUSE);
+        let stopped = stopped_since(self.looked);
+        let same = self.call.filter(|&(seen, _)| Some(seen) == call);
+        let seen = same.map(|(call, since)| (call, since + stopped));
         self.call = seen.or(call.map(|call| (call, Instant::now())));
         // The end of MPI may not return either.
         if matches!(self.shared.leaving(), None | Some(RankOutcome::Ended))
@@ -238,12 +239,10 @@ impl Watch {
 
     /// Looks at all others, as the rank that watches. Says whether the watch is over: once all others have ended, too.
     fn report_round(&mut self) -> bool {
-        let (paused, silence) = (self.looked.elapsed() > PAUSE, self.silence());
+        let (stopped, silence) = (stopped_since(self.looked), self.silence());
         for (&rank, known) in &mut self.peers.known {
+            known.discount(stopped);
             known.listen(rank);
-            if paused {
-                known.heard = Instant::now();
-            }
             known.is_silent(silence);
         }
         if beats(&self.shared, &mut self.beaten) {
@@ -340,14 +339,11 @@ impl Watch {
 
     /// As one of those that are watched. Says whether the watch is over.
     fn follow_round(&mut self) -> bool {
-        let (leaving, silence) = (self.shared.leaving(), self.silence());
+        let (leaving, silence, stopped) = (self.shared.leaving(), self.silence(), stopped_since(self.looked));
         let Role::Follower { of, reporter, .. } = &mut self.role else { return false };
         let of = *of;
-        let paused = self.looked.elapsed() > PAUSE;
+        reporter.discount(stopped);
         let said = reporter.listen(of);
-        if paused {
-            reporter.heard = Instant::now();
-        }
         reporter.is_silent(silence);
         for message in said {
             match message {
