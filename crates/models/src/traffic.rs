@@ -150,6 +150,19 @@ impl Grid {
         split.map(over).max().unwrap_or(1).max(1) as f64
     }
 
+    /// The grid with these dims whole on each rank, and the points of its largest shard if that makes split dims whole.
+    pub(crate) fn gathered_along(&self, whole: &[bool]) -> (Self, f64) {
+        let splits = self.dims.iter().zip(whole).any(|(side, whole)| *whole && side.shards > 1);
+        let side = |(side, whole): (&Side, &bool)| match whole {
+            true => Side { shard: side.extent, shards: 1, ..*side },
+            false => *side,
+        };
+        let grid = Self { dims: self.dims.iter().zip(whole).map(side).collect(), ..self.clone() };
+        let points = grid.dims.iter().map(|side| side.shard as f64).product::<f64>();
+        let gathered = if splits { self.samples * points } else { 0.0 };
+        (grid, gathered)
+    }
+
     /// Points of the largest shard, if they may move to other ranks.
     pub(crate) fn moved(&self) -> f64 {
         match self.is_split() {

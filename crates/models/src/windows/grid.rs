@@ -90,9 +90,12 @@ impl Windows {
             .fold(1, |product: u128, factor| product.saturating_mul(u128::try_from(factor).unwrap_or(0)))
     }
 
-    /// Cuts `[batch, levels, rows, columns, features]` into windows `[batch, nz, ny, nx, tokens, features]`.
+    /// Cuts `[batch, levels, rows, columns, features]` into windows `[batch, nz, ny, nx, tokens, features]`. Along a dim with one window,
+    /// all points are part of it: ranks that share the dim get all of them, and compute the same.
     pub(crate) fn partition<A: Array>(&self, x: &A) -> Result<A> {
-        let padded = self.padded();
+        let (counts, padded) = (self.counts(), self.padded());
+        let whole: Vec<usize> = (0..3).filter(|&dim| counts[dim] == 1).map(|dim| dim + 1).collect();
+        let x = &x.replicate_dims(&whole)?;
         let margins: Vec<_> = (0..3).map(|dim| (dim + 1, centred(padded[dim] - self.grid[dim]))).collect();
         let x = self.rolled(&pad(x, &margins)?, -1)?;
         let (shape, [nz, ny, nx], [wz, wy, wx]) = (x.shape(), self.counts(), self.window);

@@ -110,23 +110,26 @@ fn received(sizes: &'static [i64]) -> Vec<u64> {
     passes(sizes).into_iter().map(|[forward, ..]| forward).collect()
 }
 
-/// Returns the bytes that each rank receives in forward and in backward, and those of the gradients' sums over the ranks.
+/// Returns the bytes that each rank receives in forward and in backward of two blocks, and those of the gradients' sums over the ranks.
 fn passes(sizes: &'static [i64]) -> Vec<[u64; 3]> {
+    passes_of(GRID, [2, 2, 4], &[0.0, 0.0], sizes)
+}
+
+/// Does so for as many blocks as `drop_path` has entries, on a grid with windows of that extent.
+fn passes_of(
+    grid: [i64; 3],
+    window: [i64; 3],
+    drop_path: &'static [f64],
+    sizes: &'static [i64],
+) -> Vec<[u64; 3]> {
     threads::run(sizes.len(), Duration::from_secs(60), move |group| {
         let mesh = DeviceMesh::new(&group, &[sizes.len() as i64], &["domain"]).unwrap();
         let mut store = ParamStore::new(Generator::new(1)).with_options(Kind::Double, Device::Cpu);
-        let options = StageOptions {
-            grid: GRID,
-            width: WIDTH,
-            heads: 2,
-            window: [2, 2, 4],
-            shift: SHIFT,
-            drop_path: &[0.0, 0.0],
-            recomputes: false,
-        };
+        let (width, heads, shift, recomputes) = (WIDTH, 2, SHIFT, false);
+        let options = StageOptions { grid, width, heads, window, shift, drop_path, recomputes };
         let params = &mut MeshParams::new(&mut store, &mesh);
         let stage = EarthStage::new(&Checker("test"), "blocks", options, params).unwrap();
-        let shape = [1, GRID[0], GRID[1], GRID[2], WIDTH];
+        let shape = [1, grid[0], grid[1], grid[2], WIDTH];
         let rows = Sizes::Explicit([(2, sizes.to_vec())].into());
         let layout = Layout::new(&mesh, &[Placement::Shard(2)], &shape, &rows).unwrap();
         let x = ShardTensor::distribute_as(&numbers(&shape), &layout).unwrap();
@@ -169,5 +172,19 @@ fn backward_receives_the_shift_and_the_sums_of_gradients() {
     let row = (GRID[0] * GRID[2] * WIDTH * 8) as u64;
     for [_, backward, sums] in passes(&[8, 8, 8, 8]) {
         assert!(backward <= 2 * SHIFT[1] as u64 * row + sums, "{backward}, sums {sums}");
+    }
+}
+
+/// All ranks need all points of a window as high as the grid: of the norm's result and of the residual, in the first block alone.
+#[rstest]
+fn a_window_of_all_rows_is_gathered_once(
+    #[values(&[0.0], &[0.0; 4])] drop_path: &'static [f64],
+    #[values(&[2, 1, 1], &[4, 0, 0])] sizes: &'static [i64],
+) {
+    let row = (2 * 12 * WIDTH * 8) as u64;
+    for (rank, passed) in passes_of([2, 4, 12], [2, 6, 12], drop_path, sizes).into_iter().enumerate() {
+        let [forward, backward, sums] = passed;
+        assert_eq!(forward, 2 * (4 - sizes[rank]) as u64 * row, "rank {rank}");
+        assert!(backward <= sums, "rank {rank}: {backward}, sums {sums}");
     }
 }
