@@ -237,8 +237,13 @@ impl Architecture for GeoTransolverConfig {
         Ok(Box::new(GeoTransolver::new(self, params)?))
     }
 
+    /// Several streams have an output each.
     fn signature(&self) -> Signature {
-        Signature::FEATURES_LAST
+        const STREAMS: [&str; 8] =
+            ["fields.0", "fields.1", "fields.2", "fields.3", "fields.4", "fields.5", "fields.6", "fields.7"];
+        let streams = self.out_dim.each().len().min(STREAMS.len());
+        let outputs = if streams > 1 { &STREAMS[..streams] } else { Signature::FIELDS.outputs };
+        Signature { outputs, ..Signature::FEATURES_LAST }
     }
 
     fn check(&self, fields: &FieldSpec) -> Result<()> {
