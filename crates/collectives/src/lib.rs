@@ -9,10 +9,10 @@
 //! - [`flight`] keeps the last operations of every rank, for when one is lost.
 //! - [`LinearMap`] and [`differentiable`] make further maps differentiable in the same way.
 //!
-//! # What holds for all of them
+//! # Common rules
 //!
-//! All ranks of a group call, in the same order. Arguments are checked before anything is sent; a rank that refuses
-//! tells the others, so that bad input is an error on all ranks that depend on it, not a hang. Every wait has the
+//! All ranks of a group must call the same collectives in the same order. Arguments are checked before data are sent; a rank that
+//! rejects its arguments notifies the others, so that all dependent ranks return an error. Every wait has the
 //! group's deadline. Tensors may have any strides; channels-last stays channels-last; parts may be empty; inputs are
 //! not changed. (On a group of one rank a result may be its input, and not a copy.) All dtypes are supported, since
 //! elements are sent as bytes. Through host memory, a digest of operation, dtype and shape goes before each message. Reductions add in rank order, so

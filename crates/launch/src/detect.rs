@@ -161,13 +161,10 @@ impl Reader<'_> {
     fn slurm(&self) -> Result<Launch, LaunchError> {
         let method = Method::Slurm;
         let mend = "start the ranks by `srun -n RANKS program`".to_owned();
-        // A step may have fewer tasks than its job; older SLURM sets only the job's number.
+        // A step may have fewer tasks than its job; older SLURM sets only the job's number, under two names.
+        let named = ["SLURM_STEP_NUM_TASKS", "SLURM_NPROCS", "SLURM_NTASKS"];
         let size_variable =
-            if self.environment.has("SLURM_STEP_NUM_TASKS") && self.environment.has("SLURM_NPROCS") {
-                "SLURM_STEP_NUM_TASKS"
-            } else {
-                "SLURM_NPROCS"
-            };
+            named.into_iter().find(|name| self.environment.has(name)).unwrap_or("SLURM_NPROCS");
         let (rank, size) = self.rank_and_size(method, "SLURM_PROCID", size_variable, &mend)?;
         let local_rank = self.number(method, "SLURM_LOCALID")?;
         let missing =
@@ -324,12 +321,12 @@ impl Reader<'_> {
         }
     }
 
-    /// torchrun's agent keeps a store of its own at `MASTER_PORT`, and says so: ranks meet at another port then.
+    /// torchrun's agent keeps a store of its own at `MASTER_PORT`, and says so: ranks meet at another port then. Agents count
+    /// restarts each on its own: the count is not part of the port.
     fn port_beside_agent(&self) -> Option<u16> {
         let agent = self.environment.get("TORCHELASTIC_USE_AGENT_STORE");
         agent.filter(|agent| agent.eq_ignore_ascii_case("true"))?;
-        let job = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"];
-        self.derived_port(&job)
+        self.derived_port(&["TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"])
     }
 
     /// A port below the ephemeral ones that two jobs on one host seldom share; none where no variable names the job.

@@ -50,6 +50,23 @@ const HYDRA: &str = "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 P
     Some(0),
     Some("10.0.0.2")
 )]
+#[case::slurm_step_number_alone(
+    "SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=8 SLURM_LOCALID=0 \
+     SLURM_LAUNCH_NODE_IPADDR=10.0.0.2",
+    Method::Slurm,
+    2,
+    Some(4),
+    Some(0),
+    Some("10.0.0.2")
+)]
+#[case::slurm_number_of_tasks(
+    "SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_NTASKS=4 SLURM_LOCALID=0 SLURM_LAUNCH_NODE_IPADDR=10.0.0.2",
+    Method::Slurm,
+    2,
+    Some(4),
+    Some(0),
+    Some("10.0.0.2")
+)]
 #[case::openmpi(OPENMPI, Method::OpenMpi, 3, Some(4), Some(3), Some("127.0.0.1"))]
 #[case::mpich(HYDRA, Method::Mpich, 1, Some(2), Some(1), Some("127.0.0.1"))]
 #[case::pmi("PMI_RANK=1 PMI_SIZE=2", Method::Pmi, 1, Some(2), None, None)]
@@ -241,7 +258,7 @@ fn a_port_that_torchruns_agent_keeps_is_left_to_it() {
     assert_eq!((port(""), port("TORCHELASTIC_USE_AGENT_STORE=False")), (29500, 29500));
     let beside = port("TORCHELASTIC_USE_AGENT_STORE=True LOCAL_RANK=1");
     assert_ne!(beside, 29500);
-    // The port is the same on all ranks, and differs after a restart.
+    // The port is the same on all ranks, also where the agents of two nodes count other restarts.
     assert_eq!(beside, port("TORCHELASTIC_USE_AGENT_STORE=True LOCAL_RANK=0"));
-    assert_ne!(beside, port("TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RESTART_COUNT=1"));
+    assert_eq!(beside, port("TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RESTART_COUNT=1"));
 }

@@ -94,6 +94,19 @@ pub enum Error {
         /// Text of the variable.
         problem: String,
     },
+    /// A limit of open files below the number of connections between ranks.
+    #[error(
+        "the hard limit of open files is {limit}, and this rank of {ranks} needs {needed} for its connections; raise it \
+         (ulimit -Hn, or LimitNOFILE of the service that starts the ranks), or use --set distributed.backend=mpi"
+    )]
+    OpenFiles {
+        /// The hard limit.
+        limit: u64,
+        /// Number of files and connections.
+        needed: u64,
+        /// Number of ranks.
+        ranks: usize,
+    },
     /// The system could not start a thread.
     #[error(
         "cannot start a thread to {purpose}: {problem}; raise the limit of processes (ulimit -u, or pids of the cgroup)"

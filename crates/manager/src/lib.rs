@@ -30,6 +30,7 @@
 mod address;
 pub mod checks;
 pub mod config;
+mod descriptors;
 mod error;
 pub mod flight;
 mod format;

@@ -11,7 +11,7 @@ use tch::Device;
 
 use crate::config::BackendChoice;
 use crate::watchdog::StartGuard;
-use crate::{Error, Result, address, logging};
+use crate::{Error, Result, address, descriptors, logging};
 
 /// Transports available in this build.
 pub(crate) const AVAILABLE: Available = Available { mpi: cfg!(feature = "mpi") };
@@ -45,6 +45,9 @@ pub(crate) fn start(
         logging::warn_early(format!(
             "whoever reaches {listen} may join this job: give all its ranks the same secret by {TOKEN}"
         ));
+    }
+    if let Transport::Gloo { .. } = transport {
+        descriptors::reserve(launch.rank, launch.world_size.unwrap_or(1))?;
     }
     let token = token.cloned().unwrap_or_else(Token::none);
     let world =
@@ -125,6 +128,7 @@ fn connect(
             token,
             rank: launch.rank,
             size: launch.world_size.unwrap_or(1),
+            process: format!("process {} on {}", std::process::id(), address::host().trim()),
             deadline,
             interface: options.interface.clone(),
         }),

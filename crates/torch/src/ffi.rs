@@ -279,6 +279,7 @@ unsafe extern "C" {
     pub(crate) fn isobar_gloo_barrier(gloo: *const Gloo, error: *mut RawError) -> *mut Work;
     pub(crate) fn isobar_work_is_completed(work: *mut Work, error: *mut RawError) -> bool;
     pub(crate) fn isobar_work_wait(work: *mut Work, timeout_ms: i64, error: *mut RawError);
+    pub(crate) fn isobar_work_abandon(work: *mut Work, error: *mut RawError);
     pub(crate) fn isobar_work_free(work: *mut Work);
 }
 

@@ -74,6 +74,7 @@ fn join(backend: &str, deadline: Duration, numbers: &[usize]) -> Result<Group> {
                 port: variable("MASTER_PORT")?.parse()?,
                 rank: variable("RANK")?.parse()?,
                 size: variable("WORLD_SIZE")?.parse()?,
+                process: format!("process {}", std::process::id()),
                 deadline,
                 interface: None,
             };

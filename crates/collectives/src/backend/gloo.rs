@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, UdpSocket};
 use std::path::Path;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -30,7 +31,9 @@ pub struct Options {
     pub rank: usize,
     /// The number of ranks.
     pub size: usize,
-    /// Timeout of a call, and of the rendezvous.
+    /// Name of this process in errors, such as its number and host.
+    pub process: String,
+    /// Timeout of a call, of the rendezvous, and of the connections that follow it.
     pub deadline: Duration,
     /// The network interface for the connections between ranks (`eth0`); `None`: the one on the way
     /// to `addr`.
@@ -39,7 +42,7 @@ pub struct Options {
 
 /// Connects all ranks. Every rank calls.
 pub(crate) fn connect(options: &Options) -> Result<GlooBackend> {
-    let Options { addr, port, listen, token, rank, size, deadline, interface } = options;
+    let Options { addr, port, listen, token, rank, size, deadline, interface, .. } = options;
     let failed = |problem: String| Error::Start { backend: "gloo", problem };
     let lost = |problem: String| Error::LostAtStart { backend: "gloo", problem };
     if rank >= size {
@@ -58,21 +61,13 @@ pub(crate) fn connect(options: &Options) -> Result<GlooBackend> {
         if *rank > 0 && error.is_timeout() { lost(problem) } else { failed(problem) }
     })?;
     let towards_store = address_towards(addr, *port);
-    meet(&store, options, towards_store.as_deref().unwrap_or_default(), lost)?;
+    meet(&store, options, towards_store.as_deref().unwrap_or_default())?;
     let host = match towards_store {
         _ if interface.is_some() => None,
         Some(own) if is_loopback(&own) => Some(address_towards_others(&store, options).unwrap_or(own)),
         own => own,
     };
-    // gloo's clock runs longer than that of waits, which know what they wait for.
-    let gloo_options =
-        GlooOptions { timeout: deadline.saturating_mul(2), interface: interface.clone(), host };
-    let gloo = Gloo::new(&store, "isobar", *rank, *size, &gloo_options);
-    let store = store.with_timeout(NOTICE);
-    if let Err(error) = store.set(&tried(*rank), &[]) {
-        tracing::debug!(%error, "the store does not learn that this rank has tried to connect");
-    }
-    let gloo = gloo.map_err(|error| {
+    let gloo = connect_to_all(&store, options, host).map_err(|error| {
         let problem = format!("rank {rank} of {size} could not connect to the others");
         // All ranks have joined: a rank that can no longer be reached is lost.
         let known = |name: &String| Path::new("/sys/class/net").join(name).exists();
@@ -80,15 +75,42 @@ pub(crate) fn connect(options: &Options) -> Result<GlooBackend> {
             return failed(format!("{problem}: {error}"));
         }
         let seconds = ROLL_CALL.as_secs();
-        lost(match absent(&store, *size)[..] {
-            [] => format!("{problem}: {error}"),
-            ref absent => {
+        lost(match absent(&store, options).as_deref() {
+            None => format!("{problem}, and rank 0, which keeps the store, no longer answers: {error}"),
+            Some([]) => format!("{problem}: {error}"),
+            Some(absent) => {
                 format!("{problem}, and after {seconds} s more still waits for ranks {absent:?}: {error}")
             }
         })
     })?;
-    let mailbox = Mailbox { store, read: 0, looked: Instant::now(), notices: Vec::new() };
-    Ok(GlooBackend { gloo: Arc::new(gloo), rank: *rank, mailbox: Mutex::new(mailbox) })
+    let store = store.with_timeout(NOTICE);
+    if let Err(error) = store.set(&tried(*rank), &[]) {
+        tracing::debug!(%error, "the store does not learn that this rank has connected");
+    }
+    Ok(GlooBackend { gloo: Arc::new(gloo), rank: *rank, mailbox: Mutex::new(Mailbox::new(store)) })
+}
+
+/// Makes gloo's connections, by the deadline. gloo itself waits up to five times its timeout for a single rank: it is called
+/// off this thread, and ends later than this function where a rank does not answer.
+fn connect_to_all(store: &TcpStore, options: &Options, host: Option<String>) -> Result<Gloo, String> {
+    let Options { rank, size, deadline, interface, .. } = options;
+    let gloo_options = GlooOptions { timeout: *deadline, interface: interface.clone(), host };
+    let (store, rank, size) = (store.clone(), *rank, *size);
+    let (sender, receiver) = channel();
+    let thread = thread::Builder::new().name("isobar-gloo".to_owned());
+    let spawned = thread.spawn(move || {
+        let gloo = Gloo::new(&store, "isobar", rank, size, &gloo_options);
+        // If the receiver is gone, the connections end here.
+        drop(sender.send(gloo));
+    });
+    spawned.map_err(|error| format!("cannot start a thread to connect the ranks: {error}"))?;
+    match receiver.recv_timeout(*deadline) {
+        Ok(gloo) => gloo.map_err(|error| error.to_string()),
+        Err(_) => {
+            let seconds = deadline.as_secs_f64();
+            Err(format!("timed out after {seconds} s (the deadline is set by distributed.timeout_s)"))
+        }
+    }
 }
 
 /// Under which a rank leaves its address at the store.
@@ -102,46 +124,98 @@ fn tried(rank: usize) -> String {
 }
 
 /// The ranks that have neither connected nor failed to: they were lost on the way, or hang. Ranks that fail at about the
-/// same time as this one are waited for.
-fn absent(store: &TcpStore, size: usize) -> Vec<usize> {
+/// same time as this one are waited for. `None` if the store does not answer.
+fn absent(store: &TcpStore, options: &Options) -> Option<Vec<usize>> {
+    // A connection of its own, since gloo may still wait on the other one.
+    let store = match options.rank {
+        0 => store.clone(),
+        _ => TcpStore::client(&options.addr, options.port, &options.token, RECONNECT).ok()?,
+    };
+    let store = store.with_timeout(RECONNECT);
+    store.set(&tried(options.rank), &[]).ok()?;
     let end = Instant::now() + ROLL_CALL;
-    let mut absent = Vec::new();
+    let mut absent = None;
     loop {
-        let untried = (0..size).filter_map(|rank| {
+        let untried = (0..options.size).filter_map(|rank| {
             store.check(&[&tried(rank)]).map(|tried| (!tried).then_some(rank)).transpose()
         });
-        match untried.collect::<isobar_rendezvous::Result<_>>() {
-            Ok(untried) => absent = untried,
+        match untried.collect::<isobar_rendezvous::Result<Vec<_>>>() {
+            Ok(untried) if untried.is_empty() || Instant::now() > end => return Some(untried),
+            Ok(untried) => absent = Some(untried),
             // Rank 0 has waited long enough and has gone, and the store with it: what was known last holds.
             Err(_) => return absent,
-        }
-        if absent.is_empty() || Instant::now() > end {
-            return absent;
         }
         thread::sleep(LOOK_EVERY);
     }
 }
 
+/// Set once all ranks have come; its value is the reason why they cannot start, if there is one.
+const ALL: &str = "isobar/all";
+
+/// Number of ranks that have come.
+const COME: &str = "isobar/come";
+
 /// Waits at the store until all ranks have come, and have left their addresses.
-fn meet(
-    store: &TcpStore,
-    Options { rank, size, deadline, .. }: &Options,
-    own: &str,
-    lost: impl Fn(String) -> Error,
-) -> Result<()> {
+fn meet(store: &TcpStore, options: &Options, own: &str) -> Result<()> {
+    let Options { rank, size, deadline, .. } = options;
     let left = |error: isobar_rendezvous::Error| {
-        lost(format!("rank {rank} of {size} lost rank 0, which keeps the store where ranks meet: {error}"))
+        let problem =
+            format!("rank {rank} of {size} lost rank 0, which keeps the store where ranks meet: {error}");
+        Error::LostAtStart { backend: "gloo", problem }
     };
+    check_alone(store, options, left)?;
     store.set(&key(*rank), own.as_bytes()).map_err(left)?;
-    if store.add("isobar/come", 1).map_err(left)? == *size as i64 {
-        store.set("isobar/all", &[]).map_err(left)?;
+    if store.add(COME, 1).map_err(left)? == *size as i64 && !store.check(&[ALL]).map_err(left)? {
+        store.set(ALL, &[]).map_err(left)?;
     }
-    let Err(error) = store.wait(&["isobar/all"], *deadline) else { return Ok(()) };
+    let error = match store.get(ALL, *deadline) {
+        Ok(problem) if problem.is_empty() => return Ok(()),
+        Ok(problem) => {
+            wait_until_told(store, options, *size);
+            let problem = String::from_utf8_lossy(&problem).into_owned();
+            return Err(Error::Start { backend: "gloo", problem });
+        }
+        Err(error) => error,
+    };
     let missing: Vec<usize> =
         (0..*size).filter(|&rank| store.check(&[&key(rank)]).is_ok_and(|here| !here)).collect();
+    wait_until_told(store, options, size - missing.len());
     match missing.is_empty() {
         true => Err(left(error)),
         false => Err(Error::Absent { backend: "gloo", rank: *rank, size: *size, missing, after: *deadline }),
+    }
+}
+
+/// Checks that no other process has come with this one's rank. If one has, ends the start of all ranks that have not all met yet.
+fn check_alone(
+    store: &TcpStore,
+    Options { rank, size, process, .. }: &Options,
+    left: impl Fn(isobar_rendezvous::Error) -> Error + Copy,
+) -> Result<()> {
+    let key = |number: i64| format!("isobar/process/{rank}/{number}");
+    let number = store.add(&format!("isobar/processes/{rank}"), 1).map_err(left)?;
+    store.set(&key(number), process.as_bytes()).map_err(left)?;
+    if number == 1 {
+        return Ok(());
+    }
+    let first = store.get(&key(1), RECONNECT).map_err(left)?;
+    let problem = format!(
+        "two processes say that they are rank {rank} of {size}: {} and {process}; start each rank once",
+        String::from_utf8_lossy(&first)
+    );
+    if store.add(COME, 0).map_err(left)? < *size as i64 {
+        store.set(ALL, problem.as_bytes()).map_err(left)?;
+    }
+    Err(Error::Start { backend: "gloo", problem })
+}
+
+/// Keeps the store on rank 0 for some seconds, until so many ranks have learnt why they cannot start.
+fn wait_until_told(store: &TcpStore, options: &Options, ranks: usize) {
+    let end = Instant::now() + ROLL_CALL;
+    let mut told = store.add("isobar/told", 1);
+    while options.rank == 0 && Instant::now() < end && told.as_ref().is_ok_and(|&told| told < ranks as i64) {
+        thread::sleep(LOOK_EVERY);
+        told = store.add("isobar/told", 0);
     }
 }
 
@@ -184,6 +258,15 @@ const ROLL_CALL: Duration = Duration::from_secs(5);
 /// Timeout of a query for notices, short because the rank is already waiting for others.
 const NOTICE: Duration = Duration::from_millis(200);
 
+/// Time after which a notice whose number was given out is no longer expected: the rank that posted it was lost.
+const LOST_NOTICE: Duration = Duration::from_secs(2);
+
+/// Longest time for which a rank leaves notices at a store that does not answer.
+const NOTIFY: Duration = Duration::from_secs(2);
+
+/// Timeout of a query of a rank that could not start.
+const RECONNECT: Duration = Duration::from_secs(2);
+
 /// For how many rounds a wait stays ready to go on at once.
 const SPIN_ROUNDS: u32 = 64;
 
@@ -196,28 +279,38 @@ pub(crate) struct GlooBackend {
 /// The notices to this rank, numbered in the store.
 struct Mailbox {
     store: TcpStore,
+    /// Numbers that were read, or given up.
     read: i64,
+    /// Time since when the next notice is missing, though its number was given out.
+    missing: Option<Instant>,
     looked: Instant,
     notices: Vec<Notice>,
 }
 
 impl Mailbox {
+    fn new(store: TcpStore) -> Self {
+        Self { store, read: 0, missing: None, looked: Instant::now(), notices: Vec::new() }
+    }
+
     fn look(&mut self, rank: usize) -> isobar_rendezvous::Result<()> {
-        let written = self.store.add(&format!("isobar/notices/{rank}"), 0)?;
-        while self.read < written {
+        let given_out = self.store.add(&format!("isobar/notices/{rank}"), 0)?;
+        while self.read < given_out {
             let next = format!("isobar/notice/{rank}/{}", self.read + 1);
-            let bytes = self.store.get(&next, Duration::from_secs(1))?;
+            if self.store.check(&[&next])? {
+                let bytes = self.store.get(&next, NOTICE)?;
+                self.notices.extend(Notice::from_bytes(&bytes));
+            } else if self.missing.get_or_insert_with(Instant::now).elapsed() < LOST_NOTICE {
+                return Ok(());
+            }
+            self.missing = None;
             self.read += 1;
-            self.notices.extend(Notice::from_bytes(&bytes));
         }
         Ok(())
     }
 
     fn post(&self, peer: usize, bytes: &[u8]) -> isobar_rendezvous::Result<()> {
-        // The number is given out after the text is there: `add` makes it visible.
-        let number = self.store.add(&format!("isobar/drafts/{peer}"), 1)?;
-        self.store.set(&format!("isobar/notice/{peer}/{number}"), bytes)?;
-        self.store.add(&format!("isobar/notices/{peer}"), 1).map(drop)
+        let number = self.store.add(&format!("isobar/notices/{peer}"), 1)?;
+        self.store.set(&format!("isobar/notice/{peer}/{number}"), bytes)
     }
 }
 
@@ -260,9 +353,13 @@ impl Backend for GlooBackend {
     fn notify(&self, peers: &[usize], notice: &Notice) {
         let mailbox = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = notice.to_bytes();
+        let end = Instant::now() + NOTIFY;
         for &peer in peers {
             if let Err(error) = mailbox.post(peer, &bytes) {
                 tracing::debug!(%error, peer, "a notice could not be left");
+                if Instant::now() > end {
+                    return;
+                }
             }
         }
     }
@@ -362,9 +459,14 @@ impl Request for Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        // Giving an unfinished message up would break the connection, which other operations may use still.
-        self.sends.drain(..).for_each(std::mem::forget);
-        self.receives.drain(..).filter(|r| !matches!(r.stage, Stage::Done)).for_each(std::mem::forget);
+        // Dropping an unfinished message would break the connection, which other operations may use still.
+        self.sends.drain(..).for_each(|(work, _)| work.abandon());
+        for receive in self.receives.drain(..) {
+            match receive.stage {
+                Stage::Head(work, _) | Stage::Body(work) => work.abandon(),
+                Stage::Done => {}
+            }
+        }
     }
 }
 
@@ -395,26 +497,125 @@ mod tests {
             token: Token::new(b"a test"),
             rank,
             size: 3,
+            process: format!("process {rank} on a host"),
             deadline: Duration::from_secs(1),
             interface: None,
         }
     }
 
+    fn free_port() -> u16 {
+        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    }
+
     /// It meets the others, and goes before it connects to them: no watchdog has seen it yet.
     #[test]
     fn a_rank_lost_between_the_rendezvous_and_the_connections_is_named() {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let told: Vec<String> = thread::scope(|scope| {
             let others = [0, 2].map(|rank| scope.spawn(move || connect(&options(port, rank)).err()));
             let lost = options(port, 1);
             let store = TcpStore::client(&lost.addr, port, &lost.token, Duration::from_secs(20)).unwrap();
-            meet(&store, &lost, "127.0.0.1", |problem| Error::LostAtStart { backend: "gloo", problem })
-                .unwrap();
+            meet(&store, &lost, "127.0.0.1").unwrap();
             drop(store);
             others.map(|rank| rank.join().unwrap().unwrap().to_string()).to_vec()
         });
         for error in told {
             assert!(error.contains("after 5 s more still waits for ranks [1]"), "{error}");
         }
+    }
+
+    /// It has said where it listens, and accepts no connection.
+    #[test]
+    fn a_rank_that_hangs_while_the_others_connect_is_named_by_the_deadline() {
+        let (port, deadline) = (free_port(), Duration::from_secs(3));
+        let options = |rank| Options { size: 2, deadline, ..options(port, rank) };
+        // The rank is at a store of its own, so that it never learns of rank 0.
+        let elsewhere = TcpStore::server(&options(0).listen, 0, &Token::none(), deadline).unwrap();
+        let own = elsewhere.clone();
+        // gloo's rank of the lower address waits for the other one.
+        let hangs = thread::spawn(move || {
+            drop(Gloo::new(&own, "isobar", 1, 2, &GlooOptions::host("127.0.0.2", Duration::from_secs(5))));
+        });
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| connect(&options(0)).err());
+            let hanging = options(1);
+            let store =
+                TcpStore::client(&hanging.addr, port, &hanging.token, Duration::from_secs(20)).unwrap();
+            let address = elsewhere.get("isobar/0/1", Duration::from_secs(20)).unwrap();
+            store.set("isobar/0/1", &address).unwrap();
+            meet(&store, &hanging, "127.0.0.2").unwrap();
+            let begun = Instant::now();
+            let error = waits.join().unwrap().unwrap().to_string();
+            assert!(
+                begun.elapsed() < deadline + ROLL_CALL + Duration::from_secs(10),
+                "{:?}",
+                begun.elapsed()
+            );
+            assert!(error.contains("still waits for ranks [1]: timed out after 3 s"), "{error}");
+        });
+        hangs.join().unwrap();
+    }
+
+    #[test]
+    fn two_processes_of_one_rank_are_named_on_all_ranks() {
+        let (port, deadline) = (free_port(), Duration::from_secs(60));
+        let options =
+            |rank, process: &str| Options { process: process.to_owned(), deadline, ..options(port, rank) };
+        let begun = Instant::now();
+        let told: Vec<String> = thread::scope(|scope| {
+            let ranks = [(0, "process 5 on a"), (1, "process 6 on a"), (1, "process 7 on b")];
+            let ranks = ranks.map(|(rank, process)| {
+                let options = options(rank, process);
+                scope.spawn(move || connect(&options).err())
+            });
+            ranks.map(|rank| rank.join().unwrap().unwrap().to_string()).to_vec()
+        });
+        assert!(begun.elapsed() < deadline, "{:?}", begun.elapsed());
+        for error in told {
+            for part in ["two processes say that they are rank 1 of 3", "process 6 on a", "process 7 on b"] {
+                assert!(error.contains(part), "{error}");
+            }
+        }
+    }
+
+    /// The receives of the refused call are never met.
+    #[test]
+    fn a_group_stays_usable_long_after_a_call_that_one_rank_refused() {
+        let (port, deadline) = (free_port(), Duration::from_secs(2));
+        thread::scope(|scope| {
+            for rank in 0..2 {
+                scope.spawn(move || {
+                    let options = Options { size: 2, deadline, ..options(port, rank) };
+                    let group = crate::gloo::world(&options).unwrap();
+                    let ranks = if rank == 0 { [0, 1] } else { [1, 1] };
+                    let error = group.subgroup("pair", &ranks).unwrap_err().to_string();
+                    assert!(error.contains("[1, 1]"), "{error}");
+                    thread::sleep(2 * deadline + Duration::from_secs(1));
+                    let all = group.all_gather_bytes(&[rank as u8]).unwrap();
+                    assert_eq!(all, [[0], [1]]);
+                });
+            }
+        });
+    }
+
+    /// A rank may end between its two requests, or the first may time out.
+    #[test]
+    fn a_notice_that_was_lost_does_not_hold_up_later_ones() {
+        let store = TcpStore::server(&[Ipv4Addr::LOCALHOST.into()], 0, &Token::none(), NOTICE).unwrap();
+        let mut mailbox = Mailbox::new(store);
+        mailbox.store.add("isobar/notices/1", 1).unwrap();
+        let (context, sequence) = Notice::ALL;
+        let (problem, since) = ("a file is missing".to_owned(), Instant::now());
+        let notice = Notice { context, sequence, from: 2, begun: Vec::new(), problem, since };
+        mailbox.post(1, &notice.to_bytes()).unwrap();
+        let end = Instant::now() + Duration::from_secs(30);
+        while mailbox.notices.is_empty() && Instant::now() < end {
+            mailbox.look(1).unwrap();
+            thread::sleep(LOOK_EVERY);
+        }
+        assert_eq!(mailbox.notices[0].problem, notice.problem);
+        mailbox.post(1, &notice.to_bytes()).unwrap();
+        mailbox.look(1).unwrap();
+        assert_eq!(mailbox.notices.len(), 2);
     }
 }

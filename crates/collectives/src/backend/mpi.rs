@@ -383,6 +383,8 @@ impl Request for Pending {
             if code == ffi::MPI_SUCCESS as c_int && flag == 0 {
                 return Ok(false);
             }
+            // MPI has freed the request, also where the message is not the expected one.
+            self.done += usize::from(flag != 0);
             match posted.awaits {
                 Awaits::Nothing => {}
                 Awaits::Head(index) => {
@@ -406,7 +408,6 @@ impl Request for Pending {
                 }
             }
             check(code)?;
-            self.done += 1;
         }
         Ok(true)
     }
@@ -575,7 +576,11 @@ fn initialise() -> std::result::Result<(), String> {
                  on other threads"
             ));
         }
-        check(ffi::MPI_Comm_set_errhandler(ffi::RSMPI_COMM_WORLD, ffi::RSMPI_ERRORS_RETURN)).map_err(|f| f.0)
+        // MPI 4 reports errors of calls without a communicator to that of the process alone, which would end the job.
+        for communicator in [ffi::RSMPI_COMM_WORLD, ffi::RSMPI_COMM_SELF] {
+            check(ffi::MPI_Comm_set_errhandler(communicator, ffi::RSMPI_ERRORS_RETURN)).map_err(|f| f.0)?;
+        }
+        Ok(())
     }
 }
 

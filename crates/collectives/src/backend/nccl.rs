@@ -104,21 +104,10 @@ impl DeviceCommunicator {
         let tensors = sends.iter().chain(&receives).map(|(_, tensor)| tensor.shallow_clone()).collect();
         self.run(tensors, |comm, stream| {
             result::group_start()?;
-            for (peer, tensor) in &receives {
-                let (memory, count) = (tensor.data_ptr(), nbytes(tensor));
-                // SAFETY: the tensor is contiguous on the device, and kept for the stream until the work is done.
-                unsafe {
-                    result::recv(memory, count, sys::ncclDataType_t::ncclUint8, *peer as c_int, comm, stream)?
-                };
-            }
-            for (peer, tensor) in &sends {
-                let (memory, count) = (tensor.data_ptr(), nbytes(tensor));
-                // SAFETY: as above.
-                unsafe {
-                    result::send(memory, count, sys::ncclDataType_t::ncclUint8, *peer as c_int, comm, stream)?
-                };
-            }
-            result::group_end()
+            let queued = queue(&sends, &receives, comm, stream);
+            // After an error too: until the group ends, NCCL only queues later calls of this thread.
+            let ended = result::group_end();
+            queued.and(ended)
         })
     }
 
@@ -144,6 +133,31 @@ impl DeviceCommunicator {
         done.record(&self.stream).map_err(failed)?;
         Ok(Box::new(Pending { done, comm: Borrowed(comm.0), _tensors: tensors }))
     }
+}
+
+/// Queues sends and receives of a group of calls that has started.
+fn queue(
+    sends: &[(usize, Tensor)],
+    receives: &[(usize, Tensor)],
+    comm: sys::ncclComm_t,
+    stream: sys::cudaStream_t,
+) -> Result<result::NcclStatus, result::NcclError> {
+    let mut status = result::NcclStatus::Success;
+    for (peer, tensor) in receives {
+        let (memory, count) = (tensor.data_ptr(), nbytes(tensor));
+        // SAFETY: the tensor is contiguous on the device, and kept for the stream until the work is done.
+        status = unsafe {
+            result::recv(memory, count, sys::ncclDataType_t::ncclUint8, *peer as c_int, comm, stream)?
+        };
+    }
+    for (peer, tensor) in sends {
+        let (memory, count) = (tensor.data_ptr(), nbytes(tensor));
+        // SAFETY: as above.
+        status = unsafe {
+            result::send(memory, count, sys::ncclDataType_t::ncclUint8, *peer as c_int, comm, stream)?
+        };
+    }
+    Ok(status)
 }
 
 /// Returns NCCL's data type for a dtype that it reduces in the precision that this crate promises.

@@ -114,6 +114,8 @@ pub(crate) fn start_as(call: Call, tensor: &Tensor, op: ReduceOp, use_fp32: bool
 fn all_reduce_on_device(call: &Call, tensor: &Tensor, op: ReduceOp) -> Option<Result<Work<Tensor>>> {
     let communicator = call.communicator_for(tensor)?;
     communicator.reduces(tensor.kind()).then(|| {
+        // On a group that has ended, the kernel would never end.
+        call.check_alive()?;
         let input = memory::plain(tensor)?.f_contiguous()?;
         let output = input.f_empty_like()?;
         let request =

@@ -125,7 +125,7 @@ pub fn start(
 ) -> Result<Work<Tensor>> {
     let call = group.call("indexed_all_to_all_v");
     let dim = call.dim(tensor, dim)?;
-    check_indices(&call, tensor.size()[dim], indices, sizes)?;
+    check_indices(&call, tensor, tensor.size()[dim], indices, sizes)?;
     let _guard = NoGrad::new();
     let (rank, ranks) = (group.rank(), group.size());
     let tensor = tensor.detach();
@@ -133,12 +133,19 @@ pub fn start(
     let output = output_like(&tensor, &with_extent(&tensor, dim, received.iter().sum()))?;
     let starts = offsets(&received);
     let mut pending = Vec::with_capacity(ranks);
+    // Between devices, one exchange: a device runs exchanges one by one, and those of a ring of ranks would wait for each other.
+    let at_once = call.communicator_for(&tensor).is_some();
+    let mut exchange = Exchange::new(&call, 0);
     for peer in others(rank, ranks) {
-        let mut exchange = Exchange::new(&call, 0);
         exchange.receive(peer, &output.f_narrow(dim as i64, starts[peer], received[peer])?, dim)?;
-        // Each peer's rows leave as soon as they are gathered.
         let picked = rows::select(&tensor, dim, &indices[peer])?;
         exchange.send(peer, &picked, dim)?;
+        if !at_once {
+            // Each peer's rows leave as soon as they are gathered.
+            pending.push(Box::pin(std::mem::replace(&mut exchange, Exchange::new(&call, 0)).start()?));
+        }
+    }
+    if at_once {
         pending.push(Box::pin(exchange.start()?));
     }
     let own = output.f_narrow(dim as i64, starts[rank], received[rank])?;
@@ -166,7 +173,7 @@ pub fn start_scatter_add(
 ) -> Result<Work<Tensor>> {
     let call = group.call("indexed_scatter_add_v");
     let dim = call.dim(tensor, dim)?;
-    check_indices(&call, extent, indices, sizes)?;
+    check_indices(&call, tensor, extent, indices, sizes)?;
     let (rank, ranks) = (group.rank(), group.size());
     let received: Vec<i64> = sizes.iter().map(|from| from[rank]).collect();
     if tensor.size()[dim] != received.iter().sum::<i64>() {
@@ -201,7 +208,13 @@ pub fn start_scatter_add(
     }))
 }
 
-fn check_indices(call: &Call, extent: i64, indices: &[Tensor], sizes: &[Vec<i64>]) -> Result<()> {
+fn check_indices(
+    call: &Call,
+    tensor: &Tensor,
+    extent: i64,
+    indices: &[Tensor],
+    sizes: &[Vec<i64>],
+) -> Result<()> {
     let (rank, ranks) = (call.group().rank(), call.group().size());
     if indices.len() != ranks || sizes.len() != ranks || sizes.iter().any(|s| s.len() != ranks) {
         return Err(call.refuse(format!(
@@ -222,6 +235,13 @@ fn check_indices(call: &Call, extent: i64, indices: &[Tensor], sizes: &[Vec<i64>
                 index.kind(),
                 index.size(),
                 sizes[rank][peer]
+            )));
+        }
+        if index.device() != tensor.device() {
+            return Err(call.refuse(format!(
+                "the indices for rank {peer} are on {:?} and the tensor is on {:?}; expected both on one device",
+                index.device(),
+                tensor.device()
             )));
         }
         if let Some(bad) = rows::out_of_range(index, extent)? {

@@ -91,6 +91,31 @@ fn check_peer(call: &Call, what: &str, peer: usize) -> Result<()> {
     }
 }
 
+/// Sends to one rank and receives from another between devices, at once: a device runs messages one by one, and ranks that all
+/// send first would wait for each other.
+fn exchange_on_device(
+    tensor: &Tensor,
+    dst: usize,
+    like: &Tensor,
+    src: usize,
+    group: &Group,
+) -> Result<Tensor> {
+    let sending = group.pair_call("send", dst, Direction::To);
+    check_peer(&sending, "the destination", dst)?;
+    sending.defined(tensor)?;
+    sending.describe(tensor);
+    let receiving = group.pair_call("recv", src, Direction::From);
+    check_peer(&receiving, "the source", src)?;
+    receiving.describe(like);
+    let mut exchange = Exchange::new(&receiving, 0);
+    exchange.send(dst, &tensor.f_contiguous()?, 0)?;
+    exchange.receive(src, like, 0)?;
+    let pending = exchange.start()?;
+    let result = Work::start(receiving, pending).wait();
+    sending.ended(result.as_ref().err());
+    result.map(|()| like.shallow_clone())
+}
+
 /// A message to one rank and one from another, where there are such.
 struct SendReceive {
     group: Group,
@@ -106,6 +131,13 @@ impl LinearMap for SendReceive {
     }
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        if let (Some(dst), Some(src)) = (self.dst, self.src)
+            && self.group.device_communicator().is_some()
+            && x.device().is_cuda()
+        {
+            let output = memory::empty(&self.received, x.kind(), x.device())?;
+            return exchange_on_device(x, dst, &output, src, &self.group);
+        }
         let out = match self.dst {
             Some(dst) => Some(send(x, dst, &self.group)?),
             None => None,

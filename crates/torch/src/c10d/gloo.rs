@@ -14,7 +14,9 @@ use crate::ffi::{self, RawError};
 /// Options by which a rank reaches its peers.
 #[derive(Debug, Clone)]
 pub struct GlooOptions {
-    /// Timeout of operations, and of connecting.
+    /// Timeout of collectives, and of each wait while the ranks connect. gloo waits up to five times as long for the connection to
+    /// a rank: bound the call of [`Gloo::new`] where that is too long. A send or receive has no timeout but that of
+    /// [`Work::wait`].
     pub timeout: Duration,
     /// The network interface to use (`eth0`).
     pub interface: Option<String>,
@@ -214,8 +216,8 @@ impl Gloo {
     }
 }
 
-/// An operation of a [`Gloo`] group under way; it keeps its tensors alive. Wait for it: dropping a send or receive
-/// that is not done breaks the connection.
+/// An operation of a [`Gloo`] group under way; it keeps its tensors alive. Wait for it, or [`abandon`](Self::abandon) it:
+/// dropping a send or receive that is not done breaks the connection.
 #[derive(Debug)]
 #[must_use = "an operation is done only when waited for"]
 pub struct Work {
@@ -244,6 +246,14 @@ impl Work {
     pub fn wait(&mut self, timeout: Duration) -> Result<()> {
         // SAFETY: the work lives, and `&mut` keeps others away.
         call(|error| unsafe { ffi::isobar_work_wait(self.work, milliseconds(timeout), error) })
+    }
+
+    /// Leaves the operation to gloo, for one that the other rank may never join. The connection stays in order: a late message is
+    /// received, and forgotten. The operation and its tensor are never freed, unless it was seen to be done.
+    pub fn abandon(self) {
+        let work = std::mem::ManuallyDrop::new(self);
+        // SAFETY: the shim owns the work from here on. If its thread cannot be told, the thread waits on, which harms nobody.
+        let _ = call(|error| unsafe { ffi::isobar_work_abandon(work.work, error) });
     }
 }
 

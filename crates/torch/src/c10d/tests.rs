@@ -153,3 +153,45 @@ fn a_rank_that_leaves_is_an_error_of_those_that_wait() {
         }
     });
 }
+
+/// The timeout of the group is not that of its messages: connections stay open however long a message waits.
+#[test]
+fn a_message_that_never_comes_leaves_the_connections_open() {
+    let timeout = Duration::from_secs(2);
+    let store = server();
+    let port = store.port();
+    thread::scope(|scope| {
+        for rank in 0..2 {
+            scope.spawn(move || {
+                let store = TcpStore::client("127.0.0.1", port, &Token::none(), TIMEOUT).unwrap();
+                let options = GlooOptions::host("127.0.0.1", timeout);
+                let gloo = Gloo::new(&store, "w", rank, 2, &options).unwrap();
+                let [waiting, abandoned] = [3, 5].map(|tag| {
+                    let mut work = gloo.recv(&bytes(&[0; 8]), 1 - rank, tag).unwrap();
+                    assert!(!work.is_completed().unwrap());
+                    work
+                });
+                abandoned.abandon();
+                let mut sent = gloo.send(&bytes(&[1; 8]), 1 - rank, 7).unwrap();
+                assert!(sent.is_completed().is_ok());
+                sent.abandon();
+                thread::sleep(timeout + Duration::from_secs(1));
+                // One message that still comes for what was abandoned, and one on another tag.
+                for tag in [5, 4] {
+                    let mut send = gloo.send(&bytes(&[9; 8]), 1 - rank, tag).unwrap();
+                    if tag == 4 {
+                        let received = bytes(&[0; 8]);
+                        gloo.recv(&received, 1 - rank, tag).unwrap().wait(TIMEOUT).unwrap();
+                        assert_eq!(memory::to_vec::<u8>(&received).unwrap(), [9; 8]);
+                    }
+                    send.wait(TIMEOUT).unwrap();
+                }
+                let mut send = gloo.send(&bytes(&[9; 8]), 1 - rank, 3).unwrap();
+                let mut waiting = waiting;
+                waiting.wait(TIMEOUT).unwrap();
+                send.wait(TIMEOUT).unwrap();
+                gloo.barrier().unwrap().wait(TIMEOUT).unwrap();
+            });
+        }
+    });
+}

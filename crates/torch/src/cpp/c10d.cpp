@@ -62,6 +62,10 @@ class Waiters {
   size_t free_ = 0;
 };
 
+// Longer than any program runs, yet no overflow when gloo adds it to the clock. c10d's own `kNoTimeout` means the timeout of
+// the group, at which gloo closes all connections of the process.
+static constexpr auto kEndless = milliseconds(std::chrono::hours(24 * 365 * 50));
+
 // An operation under way.
 //
 // libtorch's sends and receives learn of their end only in `wait`, whose timeout breaks the connection. The first call of
@@ -77,17 +81,25 @@ class Work {
       try {
         work_->abort();
       } catch (...) {
-        // The waiter ends at the group's timeout.
+        // The waiter ends with the connection.
       }
     }
     std::unique_lock<std::mutex> lock(mutex_);
     end_.wait(lock, [this] { return ended_; });
   }
 
+  // Ends the pool thread's wait, and leaves the operation to gloo. Returns whether it has ended; if not, the object must live for
+  // ever, since gloo may still read and write the tensor.
+  bool abandon() {
+    if (ended()) return true;
+    if (waited_for_) work_->abort();
+    return false;
+  }
+
   bool is_completed() {
     if (!point_to_point_) return work_->isCompleted();
     if (!waited_for_ && !ended()) {
-      Waiters::all().run([this] { wait_for_end(kNoTimeout); });
+      Waiters::all().run([this] { wait_for_end(kEndless); });
       waited_for_ = true;
     }
     return ended();
@@ -223,6 +235,13 @@ bool isobar_work_is_completed(Work* work, Error* error) {
 
 void isobar_work_wait(Work* work, int64_t timeout_ms, Error* error) {
   guarded(error, [&] { work->wait(milliseconds(timeout_ms)); });
+}
+
+// Frees the work only if it has ended.
+void isobar_work_abandon(Work* work, Error* error) {
+  guarded(error, [&] {
+    if (work->abandon()) delete work;
+  });
 }
 
 void isobar_work_free(Work* work) {
