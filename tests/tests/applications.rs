@@ -154,7 +154,7 @@ pub(crate) fn start(config: &str, data: &Path, output: &Path, ranks: usize, sets
         "train.precision=float64",
         "metrics.every_steps=1",
         "schedule.warmup_epochs=0",
-        "distributed.timeout_s=300",
+        "distributed.timeout_s=200",
     ];
     let launch = Launch::plain(ranks, ISOBAR).current_dir(workspace()).deadline(Duration::from_secs(300));
     let sets = common.iter().chain(sets).flat_map(|set| ["--set", set]);

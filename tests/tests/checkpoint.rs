@@ -42,7 +42,7 @@ fn train(launch: Launch, output: &Path, sets: &[&str]) -> Launch {
     let small =
         ["data.path=tests/data/darcy_excerpt.h5", "data.validation_samples=2", "run.name=run", &folder];
     let more =
-        ["train.epochs=20", "train.batch_size=3", "metrics.every_steps=1", "distributed.timeout_s=300"];
+        ["train.epochs=20", "train.batch_size=3", "metrics.every_steps=1", "distributed.timeout_s=200"];
     let model = ["model.embed_dim=16", "model.depth=1", "model.num_blocks=2", "model.patch_size=[8, 8]"];
     let sets = small.iter().chain(&more).chain(&model).chain(sets).flat_map(|set| ["--set", set]);
     let launch = launch.current_dir(workspace()).deadline(Duration::from_secs(300));

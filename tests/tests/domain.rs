@@ -150,7 +150,7 @@ fn isobar(launch: Launch, command: &str, config: &str, output: &Path, sets: &[&s
         "train.precision=float64",
         "train.batch_size=3",
         "metrics.every_steps=1",
-        "distributed.timeout_s=300",
+        "distributed.timeout_s=200",
         &data,
         &output,
     ];

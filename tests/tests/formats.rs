@@ -48,7 +48,7 @@ fn launch(launch: Launch, command: &str, output: &Path, data: &Path, sets: &[&st
         "train.precision=float64",
         "metrics.every_steps=1",
         "schedule.warmup_epochs=0",
-        "distributed.timeout_s=300",
+        "distributed.timeout_s=200",
         &data,
         &output,
     ];

@@ -191,7 +191,7 @@ fn under_mpirun_a_rejected_file_is_one_error() {
             format!("run.output={}", folder.path().display()),
             format!("run.name={name}"),
             "train.epochs=1".to_owned(),
-            "distributed.timeout_s=300".to_owned(),
+            "distributed.timeout_s=200".to_owned(),
             "data.validation_samples=0".to_owned(),
         ];
         launch.args(sets.iter().flat_map(|set| ["--set", set])).run().unwrap()

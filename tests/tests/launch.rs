@@ -30,7 +30,7 @@ fn train(program: &str, output: &Path, sets: &[&str]) -> Vec<String> {
     let data =
         ["data.path=tests/data/darcy_excerpt.h5", "data.validation_samples=0", "run.name=run", &folder];
     let more =
-        ["train.epochs=20", "train.batch_size=4", "metrics.every_steps=1", "distributed.timeout_s=300"];
+        ["train.epochs=20", "train.batch_size=4", "metrics.every_steps=1", "distributed.timeout_s=200"];
     let model = ["model.embed_dim=16", "model.depth=1", "model.num_blocks=2", "model.patch_size=[8, 8]"];
     let sets = data.iter().chain(&more).chain(&model).chain(sets).flat_map(|set| ["--set", set]);
     [program, "train", "configs/darcy_afno.toml"].into_iter().chain(sets).map(str::to_owned).collect()

@@ -16,7 +16,7 @@ fn train(launch: Launch, config: &str, output: &Path, sets: &[&str]) -> Launch {
     let first =
         ["run.name=run", "data.path=tests/data/darcy_excerpt.h5", "data.validation_samples=1", &folder];
     let more =
-        ["train.epochs=1", "train.batch_size=4", "schedule.warmup_epochs=0.0", "distributed.timeout_s=300"];
+        ["train.epochs=1", "train.batch_size=4", "schedule.warmup_epochs=0.0", "distributed.timeout_s=60"];
     let sets = first.iter().chain(&more).chain(sets).flat_map(|set| ["--set", set]);
     let launch = launch.current_dir(workspace()).deadline(Duration::from_secs(100));
     launch.args(["train", config]).args(sets)

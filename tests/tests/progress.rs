@@ -50,7 +50,7 @@ fn words(output: &Path, more: &[&str]) -> Vec<String> {
         "run.name=run",
         "data.augment=none",
     ];
-    let rest = ["train.batch_size=2", "train.epochs=2", "metrics.every_steps=0", "distributed.timeout_s=300"];
+    let rest = ["train.batch_size=2", "train.epochs=2", "metrics.every_steps=0", "distributed.timeout_s=200"];
     let sets = model.iter().chain(&sizes).chain(&sets).chain(&rest).chain(more).copied();
     let sets = sets.chain([&*data, &*output]).flat_map(|set| ["--set", set]);
     ["train", "configs/darcy_fno.toml"].into_iter().chain(sets).map(str::to_owned).collect()

@@ -22,7 +22,7 @@ fn words(output: &Path, sets: &[&str]) -> Vec<String> {
     let folder = format!("run.output={}", output.display());
     let data =
         ["data.path=tests/data/darcy_excerpt.h5", "data.validation_samples=0", "run.name=run", &folder];
-    let more = ["train.epochs=3", "train.batch_size=4", "metrics.every_steps=1", "distributed.timeout_s=300"];
+    let more = ["train.epochs=3", "train.batch_size=4", "metrics.every_steps=1", "distributed.timeout_s=200"];
     let model = ["model.embed_dim=16", "model.depth=1", "model.num_blocks=2", "model.patch_size=[8, 8]"];
     let sets = data.iter().chain(&more).chain(&model).chain(sets).flat_map(|set| ["--set", set]);
     ["train", "configs/darcy_afno.toml"].into_iter().chain(sets).map(str::to_owned).collect()
@@ -281,7 +281,7 @@ fn a_full_disk_ends_all_ranks_with_3(
     let launch = Launch::plain(ranks, "sh").args(["-c", r#""$@"; echo code $?"#, "sh", ISOBAR]);
     let mode = format!("checkpoint.mode={mode}");
     // Longer than the harness waits: nothing may depend on it.
-    let sets = ["checkpoint.every_epochs=1", &mode, "distributed.timeout_s=300"];
+    let sets = ["checkpoint.every_epochs=1", &mode, "distributed.timeout_s=200"];
     let launch = train(launch, folder.path(), &sets).env("LD_PRELOAD", &library);
     let launch = launch.env("FULL_FOLDER", run.join("checkpoints")).env("FULL_RANK", victim.to_string());
     let outcome = launch.run().unwrap();

@@ -103,7 +103,7 @@ fn arguments(data: &str, output: &Path, sets: &[&str]) -> Vec<String> {
         "checkpoint.every_epochs=0",
         "checkpoint.every_steps=3",
         "schedule.warmup_epochs=0",
-        "distributed.timeout_s=300",
+        "distributed.timeout_s=200",
     ];
     let sets = common.iter().chain(sets).flat_map(|set| ["--set".to_owned(), (*set).to_owned()]);
     let config = match path_is_zarr {

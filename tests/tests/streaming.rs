@@ -26,7 +26,7 @@ fn darcy(output: &Path, sets: &[&str]) -> Vec<String> {
     let small =
         ["data.path=tests/data/darcy_excerpt.h5", "data.validation_samples=2", "run.name=run", &output];
     let more =
-        ["train.epochs=100", "train.batch_size=1", "metrics.every_steps=1", "distributed.timeout_s=300"];
+        ["train.epochs=100", "train.batch_size=1", "metrics.every_steps=1", "distributed.timeout_s=200"];
     let model = ["model.embed_dim=16", "model.depth=1", "model.num_blocks=2", "model.patch_size=[8, 8]"];
     let rest = ["train.precision=float64", "checkpoint.every_epochs=0", "checkpoint.every_steps=4"];
     let all = small.iter().chain(&more).chain(&model).chain(&rest).chain(sets);
@@ -86,7 +86,7 @@ fn streamed_trajectories_train_alike() {
             "train.accumulate=2",
             "metrics.every_steps=1",
             "schedule.warmup_epochs=0",
-            "distributed.timeout_s=300",
+            "distributed.timeout_s=200",
             "run.name=run",
             &output,
         ];

@@ -49,7 +49,7 @@ fn small(launch: Launch, config: &str, patch_size: &str, output: &Path) -> Launc
     let sets =
         [&data, &folder, &patch_size, "run.name=run", "model.inp_shape=[16, 16]", "model.embed_dim=16"];
     let more = ["model.depth=1", "model.num_blocks=2", "train.epochs=2", "train.batch_size=4"];
-    let last = ["data.validation_samples=4", "metrics.every_steps=1", "distributed.timeout_s=300"];
+    let last = ["data.validation_samples=4", "metrics.every_steps=1", "distributed.timeout_s=200"];
     let sets = sets.into_iter().chain(more).chain(last);
     launch.current_dir(workspace()).args(["train", config]).args(sets.flat_map(|set| ["--set", set]))
 }

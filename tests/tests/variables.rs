@@ -64,7 +64,7 @@ fn isobar(ranks: usize, command: &str, output: &Path, sets: &[&str]) -> Launch {
     let model = ["model.latent_channels=8", "model.num_fno_layers=2", "model.num_fno_modes=4"];
     let channels = ["model.in_channels=3", "model.out_channels=3", "schedule.warmup_epochs=0"];
     let small = ["run.name=run", "data.validation_samples=2", "data.validation_steps=3", "train.epochs=2"];
-    let more = ["train.batch_size=3", "metrics.every_steps=1", "distributed.timeout_s=300", fields];
+    let more = ["train.batch_size=3", "metrics.every_steps=1", "distributed.timeout_s=200", fields];
     let all = small.iter().chain(&more).chain(&model).chain(&channels).chain(sets).copied();
     let all = all.chain([&*data, &*output]).flat_map(|set| ["--set", set]).collect::<Vec<_>>();
     let launch = Launch::plain(ranks, ISOBAR).current_dir(workspace()).deadline(Duration::from_secs(120));

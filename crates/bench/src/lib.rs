@@ -28,7 +28,7 @@ use isobar_command::{start, terminal};
 /// Arguments of `isobar bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// Only these cases; without it all but `attention/forward_N`, `attention/backward_N` and `data/…`, which reads files of
+    /// Only these cases; by default all except `attention/forward_N`, `attention/backward_N` and `data/…`, which read files of
     /// `cargo xtask bench --data`
     #[arg(long, value_delimiter = ',', value_name = "CASE,…")]
     cases: Vec<String>,

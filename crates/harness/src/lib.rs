@@ -2,7 +2,8 @@
 //! each with a deadline ([`Launch`]), two hosts on one machine ([`Hosts`]), a SLURM of one machine or two hosts ([`Slurm`]),
 //! reports of skipped tests ([`skip`]), and comparisons of training runs ([`curve`]).
 //!
-//! It knows no tensors, and of Isobar's crates only `features`, `launch` and `rendezvous`, so that all others can use it in their tests.
+//! It depends on no tensor library, and on no Isobar crate except `features`, `launch` and `rendezvous`, so that all other crates can
+//! use it in tests.
 
 pub mod curve;
 mod hosts;

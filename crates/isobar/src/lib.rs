@@ -9,7 +9,7 @@
 //! | [`nn`] | layers, with PyTorch's names, defaults and state dicts |
 //! | [`train`], [`models`], [`data`], [`files`] | training, models, data sets, and files from outside |
 //! | [`array`](mod@array), [`shard`], [`mesh`] | the operators that models call, sharded tensors, the mesh of the ranks |
-//! | [`manager`], [`launch`], [`collectives`] | ranks and who started them, groups, and their communication |
+//! | [`manager`], [`launch`], [`collectives`] | ranks, launchers, groups and communication |
 //! | [`config`] | layers of configuration: files, environment variables, overrides |
 //! | [`torch`], [`tch`] | libtorch |
 //! | [`serde`], [`schemars`] | for the configuration of a model: `#[serde(crate = "isobar::serde")]` |

@@ -161,8 +161,8 @@ impl Reader<'_> {
     fn slurm(&self) -> Result<Launch, LaunchError> {
         let method = Method::Slurm;
         let mend = "start the ranks by `srun -n RANKS program`".to_owned();
-        // A step may have fewer tasks than its job; older SLURM sets only the job's number, under two names.
-        let named = ["SLURM_STEP_NUM_TASKS", "SLURM_NPROCS", "SLURM_NTASKS"];
+        // A step may have fewer tasks than its job; older SLURM sets only the job's number.
+        let named = ["SLURM_STEP_NUM_TASKS", "SLURM_NPROCS"];
         let size_variable =
             named.into_iter().find(|name| self.environment.has(name)).unwrap_or("SLURM_NPROCS");
         let (rank, size) = self.rank_and_size(method, "SLURM_PROCID", size_variable, &mend)?;

@@ -38,7 +38,7 @@ impl<K: Into<String>, V: Into<String>> FromIterator<(K, V)> for Environment {
     }
 }
 
-/// Returns whether a variable tells a process of a launcher's ranks, of a SLURM job or of this project's configuration. A program that
+/// Returns whether a variable describes a launch, a SLURM job or Isobar's configuration. A program that
 /// starts ranks of its own removes such variables, so that the ranks know of no launcher above it.
 ///
 /// ```

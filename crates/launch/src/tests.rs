@@ -51,16 +51,8 @@ const HYDRA: &str = "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 P
     Some("10.0.0.2")
 )]
 #[case::slurm_step_number_alone(
-    "SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=8 SLURM_LOCALID=0 \
+    "SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_STEP_NUM_TASKS=4 SLURM_LOCALID=0 \
      SLURM_LAUNCH_NODE_IPADDR=10.0.0.2",
-    Method::Slurm,
-    2,
-    Some(4),
-    Some(0),
-    Some("10.0.0.2")
-)]
-#[case::slurm_number_of_tasks(
-    "SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_NTASKS=4 SLURM_LOCALID=0 SLURM_LAUNCH_NODE_IPADDR=10.0.0.2",
     Method::Slurm,
     2,
     Some(4),

@@ -150,7 +150,7 @@ impl Grid {
         split.map(over).max().unwrap_or(1).max(1) as f64
     }
 
-    /// The grid with these dims whole on each rank, and the points of its largest shard if that makes split dims whole.
+    /// Returns the grid with the dims in `whole` replicated, and the number of points that a rank receives for it.
     pub(crate) fn gathered_along(&self, whole: &[bool]) -> (Self, f64) {
         let splits = self.dims.iter().zip(whole).any(|(side, whole)| *whole && side.shards > 1);
         let side = |(side, whole): (&Side, &bool)| match whole {

@@ -503,7 +503,7 @@ fn the_older_denoiser_takes_samples_of_the_outputs_channels() {
 }
 
 #[rstest]
-#[case(json!({ "model_type": "DhariwalUNet" }), "unknown variant `DhariwalUNet`, expected one of `SongUNet`, `SongUNetPosEmbd`, `SongUNetPosLtEmbd`")]
+#[case(json!({ "model_type": "UNet" }), "unknown variant `UNet`, expected one of `SongUNet`, `SongUNetPosEmbd`, `SongUNetPosLtEmbd`, `DhariwalUNet`")]
 #[case(json!({ "model_type": null }), "expected string")]
 #[case(json!({ "use_fp16": true }), "use_fp16 is not supported")]
 #[case(json!({ "in_channels": 2 }), "unknown field `in_channels`")]

@@ -100,7 +100,7 @@ fn aurora() -> AuroraConfig {
     }
 }
 
-/// As the source starts it: truncated normal weights, biases of 0, and no output of the modulated norms.
+/// Initial values are those of the source: truncated normal weights, zero biases, zero output of the modulated norms.
 #[test]
 fn linear_layers_of_aurora_start_small() {
     let mut store = ParamStore::new(Generator::new(1));

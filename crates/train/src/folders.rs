@@ -1,5 +1,6 @@
 //! Names of a run's folders, and lookup of its checkpoints.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, IoContext, Result};
@@ -33,7 +34,7 @@ pub(crate) fn checkpoints(root: &Path) -> Result<Vec<PathBuf>> {
         let mut there = false;
         for name in [MANIFEST, METADATA_OF_OLD] {
             let file = path.join(name);
-            // A manifest that cannot be looked at, as on a network file system that is not answering, is no missing one.
+            // An I/O error, for example of a network file system, does not mean that the manifest is missing.
             there |= file.try_exists().at("look at", &file)? && file.is_file();
         }
         if there {
@@ -75,8 +76,8 @@ pub(crate) fn root_or_earlier(root: &Path) -> PathBuf {
 fn checkpoints_of(run: &Path) -> Option<PathBuf> {
     let inner = run.join(CHECKPOINTS);
     let aside = run.join(EARLIER).join(CHECKPOINTS);
-    let any = |folder: &Path| any_in(folder).unwrap_or(false);
-    if !any(&inner) && any(&aside) {
+    // What cannot be listed is not taken for empty: its error is reported where it is read.
+    if any_in(&inner).is_ok_and(|any| !any) && any_in(&aside).unwrap_or(false) {
         return Some(aside);
     }
     std::fs::metadata(&inner).is_ok_and(|about| about.is_dir()).then_some(inner)
@@ -84,12 +85,26 @@ fn checkpoints_of(run: &Path) -> Option<PathBuf> {
 
 /// Returns the folders named after a step, with their steps.
 pub(crate) fn steps(root: &Path) -> Result<Vec<(u64, PathBuf)>> {
-    if !root.is_dir() {
+    if !is_folder(root)? {
         return Ok(Vec::new());
     }
     let step = |name: &String| Some((name.strip_prefix("step_")?.parse().ok()?, root.join(name)));
-    let found = entries(root)?.iter().filter_map(step).collect::<Vec<(u64, PathBuf)>>();
-    Ok(found.into_iter().filter(|(_, path)| path.is_dir()).collect())
+    let mut found: Vec<(u64, PathBuf)> = Vec::new();
+    for (step, path) in entries(root)?.iter().filter_map(step) {
+        if is_folder(&path)? {
+            found.push((step, path));
+        }
+    }
+    Ok(found)
+}
+
+/// Returns whether a path is a folder. An I/O error, for example of a network file system, does not mean that it is missing.
+fn is_folder(path: &Path) -> Result<bool> {
+    match std::fs::metadata(path) {
+        Ok(about) => Ok(about.is_dir()),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(false),
+        Err(error) => Err(error).at("look at", path),
+    }
 }
 
 /// Returns the names of a folder's entries.

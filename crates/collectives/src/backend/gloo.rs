@@ -90,8 +90,8 @@ pub(crate) fn connect(options: &Options) -> Result<GlooBackend> {
     Ok(GlooBackend { gloo: Arc::new(gloo), rank: *rank, mailbox: Mutex::new(Mailbox::new(store)) })
 }
 
-/// Makes gloo's connections, by the deadline. gloo itself waits up to five times its timeout for a single rank: it is called
-/// off this thread, and ends later than this function where a rank does not answer.
+/// Connects gloo within the deadline. gloo waits up to five times its timeout for one rank, so it runs on a helper thread, which
+/// may outlive this call if a rank does not answer.
 fn connect_to_all(store: &TcpStore, options: &Options, host: Option<String>) -> Result<Gloo, String> {
     let Options { rank, size, deadline, interface, .. } = options;
     let gloo_options = GlooOptions { timeout: *deadline, interface: interface.clone(), host };
@@ -149,10 +149,10 @@ fn absent(store: &TcpStore, options: &Options) -> Option<Vec<usize>> {
     }
 }
 
-/// Set once all ranks have come; its value is the reason why they cannot start, if there is one.
+/// Key that is set once all ranks have joined. Its value is empty, or the reason for ending the start.
 const ALL: &str = "isobar/all";
 
-/// Number of ranks that have come.
+/// Key of the number of ranks that have joined.
 const COME: &str = "isobar/come";
 
 /// Waits at the store until all ranks have come, and have left their addresses.
@@ -186,7 +186,7 @@ fn meet(store: &TcpStore, options: &Options, own: &str) -> Result<()> {
     }
 }
 
-/// Checks that no other process has come with this one's rank. If one has, ends the start of all ranks that have not all met yet.
+/// Rejects a second process with this rank. If not all ranks have joined yet, the start fails on all of them.
 fn check_alone(
     store: &TcpStore,
     Options { rank, size, process, .. }: &Options,
@@ -209,7 +209,7 @@ fn check_alone(
     Err(Error::Start { backend: "gloo", problem })
 }
 
-/// Keeps the store on rank 0 for some seconds, until so many ranks have learnt why they cannot start.
+/// Keeps rank 0's store for up to [`ROLL_CALL`], until `ranks` ranks have read the reason.
 fn wait_until_told(store: &TcpStore, options: &Options, ranks: usize) {
     let end = Instant::now() + ROLL_CALL;
     let mut told = store.add("isobar/told", 1);
@@ -258,7 +258,7 @@ const ROLL_CALL: Duration = Duration::from_secs(5);
 /// Timeout of a query for notices, short because the rank is already waiting for others.
 const NOTICE: Duration = Duration::from_millis(200);
 
-/// Time after which a notice whose number was given out is no longer expected: the rank that posted it was lost.
+/// Timeout of a notice whose number is taken but whose text is missing, because its sender was lost.
 const LOST_NOTICE: Duration = Duration::from_secs(2);
 
 /// Longest time for which a rank leaves notices at a store that does not answer.
@@ -281,7 +281,7 @@ struct Mailbox {
     store: TcpStore,
     /// Numbers that were read, or given up.
     read: i64,
-    /// Time since when the next notice is missing, though its number was given out.
+    /// Instant since which the next notice is missing: its number is taken, its text is not there.
     missing: Option<Instant>,
     looked: Instant,
     notices: Vec<Notice>,
@@ -498,7 +498,7 @@ mod tests {
             rank,
             size: 3,
             process: format!("process {rank} on a host"),
-            deadline: Duration::from_secs(1),
+            deadline: Duration::from_secs(5),
             interface: None,
         }
     }
@@ -527,7 +527,7 @@ mod tests {
     /// It has said where it listens, and accepts no connection.
     #[test]
     fn a_rank_that_hangs_while_the_others_connect_is_named_by_the_deadline() {
-        let (port, deadline) = (free_port(), Duration::from_secs(3));
+        let (port, deadline) = (free_port(), Duration::from_secs(10));
         let options = |rank| Options { size: 2, deadline, ..options(port, rank) };
         // The rank is at a store of its own, so that it never learns of rank 0.
         let elsewhere = TcpStore::server(&options(0).listen, 0, &Token::none(), deadline).unwrap();
@@ -536,12 +536,12 @@ mod tests {
         let hangs = thread::spawn(move || {
             drop(Gloo::new(&own, "isobar", 1, 2, &GlooOptions::host("127.0.0.2", Duration::from_secs(5))));
         });
+        let address = elsewhere.get("isobar/0/1", Duration::from_secs(60)).unwrap();
         thread::scope(|scope| {
             let waits = scope.spawn(|| connect(&options(0)).err());
             let hanging = options(1);
             let store =
                 TcpStore::client(&hanging.addr, port, &hanging.token, Duration::from_secs(20)).unwrap();
-            let address = elsewhere.get("isobar/0/1", Duration::from_secs(20)).unwrap();
             store.set("isobar/0/1", &address).unwrap();
             meet(&store, &hanging, "127.0.0.2").unwrap();
             let begun = Instant::now();
@@ -551,7 +551,7 @@ mod tests {
                 "{:?}",
                 begun.elapsed()
             );
-            assert!(error.contains("still waits for ranks [1]: timed out after 3 s"), "{error}");
+            assert!(error.contains("still waits for ranks [1]: timed out after 10 s"), "{error}");
         });
         hangs.join().unwrap();
     }
@@ -581,7 +581,7 @@ mod tests {
     /// The receives of the refused call are never met.
     #[test]
     fn a_group_stays_usable_long_after_a_call_that_one_rank_refused() {
-        let (port, deadline) = (free_port(), Duration::from_secs(2));
+        let (port, deadline) = (free_port(), Duration::from_secs(5));
         thread::scope(|scope| {
             for rank in 0..2 {
                 scope.spawn(move || {

@@ -91,8 +91,8 @@ fn check_peer(call: &Call, what: &str, peer: usize) -> Result<()> {
     }
 }
 
-/// Sends to one rank and receives from another between devices, at once: a device runs messages one by one, and ranks that all
-/// send first would wait for each other.
+/// Sends to one rank and receives from another between devices, in one NCCL group. A device runs messages in order, so ranks that all
+/// send first would deadlock.
 fn exchange_on_device(
     tensor: &Tensor,
     dst: usize,
@@ -104,14 +104,17 @@ fn exchange_on_device(
     check_peer(&sending, "the destination", dst)?;
     sending.defined(tensor)?;
     sending.describe(tensor);
-    let receiving = group.pair_call("recv", src, Direction::From);
-    check_peer(&receiving, "the source", src)?;
-    receiving.describe(like);
-    let mut exchange = Exchange::new(&receiving, 0);
-    exchange.send(dst, &tensor.f_contiguous()?, 0)?;
-    exchange.receive(src, like, 0)?;
-    let pending = exchange.start()?;
-    let result = Work::start(receiving, pending).wait();
+    let exchanged = || -> Result<()> {
+        let receiving = group.pair_call("recv", src, Direction::From);
+        check_peer(&receiving, "the source", src)?;
+        receiving.describe(like);
+        let mut exchange = Exchange::new(&receiving, 0);
+        exchange.send(dst, &tensor.f_contiguous()?, 0)?;
+        exchange.receive(src, like, 0)?;
+        let pending = exchange.start()?;
+        Work::start(receiving, pending).wait()
+    };
+    let result = exchanged();
     sending.ended(result.as_ref().err());
     result.map(|()| like.shallow_clone())
 }

@@ -1,14 +1,13 @@
 //! Groups of ranks.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::backend::nccl::DeviceCommunicator;
 use crate::backend::single::Single;
 use crate::engine::comparison::Fingerprints;
-use crate::engine::contexts::Contexts;
 use crate::engine::outstanding::Outstanding;
 use crate::observe::flight::{Flight, Phase, Place};
 use crate::observe::trace::Traces;
@@ -44,7 +43,7 @@ pub(super) struct Inner {
 /// State shared by all groups of a world.
 pub(super) struct World {
     pub(super) backend: Box<dyn Backend>,
-    pub(super) contexts: Contexts,
+    pub(super) next_context: AtomicU32,
     pub(super) sent: AtomicU64,
     pub(super) received: AtomicU64,
     pub(super) operations: AtomicU64,
@@ -88,7 +87,7 @@ impl Group {
     pub(crate) fn world(backend: Box<dyn Backend>, rank: usize, size: usize, deadline: Duration) -> Self {
         let world = World {
             backend,
-            contexts: Contexts::new(),
+            next_context: AtomicU32::new(1),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
             operations: AtomicU64::new(0),

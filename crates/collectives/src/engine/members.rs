@@ -1,13 +1,12 @@
 //! Subgroups of a group, and exchanges of bytes between its ranks.
 
+use std::sync::atomic::Ordering;
+
 use crate::engine::call::Call;
 use crate::engine::group::Group;
 use crate::engine::metadata;
 use crate::error::Result;
 use crate::wire::MAX_CONTEXTS;
-
-/// Proposal of a rank that is making another group.
-const NOT_YET: u32 = u32::MAX;
 
 impl Group {
     /// The group of some of this group's ranks, in the order given; `None` on the others.
@@ -156,32 +155,23 @@ impl Group {
 
     /// A number for new groups that no group of any of these ranks has, and what each rank gave in `with`.
     fn agree_on_context(&self, call: Call, with: &[u8]) -> Result<(u32, Vec<Vec<u8>>)> {
-        let asking = self.0.world.contexts.ask(self.0.place.context);
-        let mut call = call;
-        loop {
-            let proposal = asking.propose().unwrap_or(NOT_YET);
-            let all =
-                metadata::all_gather(call.clone(), &[&proposal.to_le_bytes(), with].concat())?.wait()?;
-            let mut context = 0;
-            let mut rest = Vec::with_capacity(all.len());
-            for bytes in all {
-                let (head, tail) = bytes.split_at(bytes.len().min(4));
-                let theirs = head.try_into().map_err(|_| call.error("a rank makes another call".into()))?;
-                context = context.max(u32::from_le_bytes(theirs));
-                rest.push(tail.to_vec());
-            }
-            if context == NOT_YET {
-                asking.decide(None);
-                call = self.call(call.operation);
-                continue;
-            }
-            if context >= MAX_CONTEXTS {
-                return Err(call.error(format!(
-                    "more than {MAX_CONTEXTS} groups were made; make each group once and keep it"
-                )));
-            }
-            asking.decide(Some(context));
-            return Ok((context, rest));
+        let next = &self.0.world.next_context;
+        let mine = [&next.load(Ordering::Relaxed).to_le_bytes(), with].concat();
+        let all = metadata::all_gather(call.clone(), &mine)?.wait()?;
+        let mut context = 0;
+        let mut rest = Vec::with_capacity(all.len());
+        for bytes in all {
+            let (head, tail) = bytes.split_at(bytes.len().min(4));
+            let theirs = head.try_into().map_err(|_| call.error("a rank makes another call".into()))?;
+            context = context.max(u32::from_le_bytes(theirs));
+            rest.push(tail.to_vec());
         }
+        if context >= MAX_CONTEXTS {
+            return Err(call.error(format!(
+                "more than {MAX_CONTEXTS} groups were made; make each group once and keep it"
+            )));
+        }
+        next.store(context + 1, Ordering::Relaxed);
+        Ok((context, rest))
     }
 }

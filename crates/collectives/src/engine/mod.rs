@@ -5,7 +5,6 @@ mod awaited;
 pub(crate) mod call;
 mod check;
 pub(crate) mod comparison;
-mod contexts;
 pub(crate) mod exchange;
 mod fingerprint;
 pub(crate) mod group;

@@ -40,7 +40,8 @@ pub struct DistributedConfig {
     /// Reaction to problems of the environment before a run: mixed-up launchers, ranks that share a GPU, a folder that not all
     /// ranks see.
     pub checks: CheckChoice,
-    /// Number of consecutive ranks that share one model. Creates the groups `model_parallel` and `data_parallel`; short for a mesh. The variable MODEL_PARALLEL_SIZE overrides it; a mesh that contradicts it is an error.
+    /// Number of consecutive ranks that share one model. Creates the groups `model_parallel` and `data_parallel`; short for a
+    /// mesh. The variable MODEL_PARALLEL_SIZE overrides it; a mesh that contradicts it is an error.
     #[schemars(range(min = 1))]
     pub model_parallel_size: Option<u32>,
     /// Data parallel broadcasts buffers (running statistics) from rank 0 before each forward pass.

@@ -83,7 +83,8 @@ heartbeat_timeout_s = 10.0
 #   "off": No checks.
 checks = "on"
 
-# Number of consecutive ranks that share one model. Creates the groups `model_parallel` and `data_parallel`; short for a mesh. The variable MODEL_PARALLEL_SIZE overrides it; a mesh that contradicts it is an error.
+# Number of consecutive ranks that share one model. Creates the groups `model_parallel` and `data_parallel`; short for a
+# mesh. The variable MODEL_PARALLEL_SIZE overrides it; a mesh that contradicts it is an error.
 # (an integer of at least 1, unset by default)
 # model_parallel_size =
 

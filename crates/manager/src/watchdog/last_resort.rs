@@ -10,10 +10,11 @@ use crate::{Error, Result};
 /// The exit code of a job that has lost a rank.
 pub(super) const LOST: i32 = crate::ExitReason::Lost as i32;
 
-/// A thread that slept longer than this was stopped itself, and has nothing to say of others' silence.
+/// Longest normal pause of a watching thread. A longer one means that the process was stopped; it is left out of the silence of others.
 pub(super) const PAUSE: Duration = Duration::from_secs(1);
 
-/// Time for which a thread that last looked then was stopped since: it has not seen how long others were silent meanwhile, or held up.
+/// Returns for how long this thread was stopped since `looked`; zero for pauses of at most [`PAUSE`]. That time does not count as the
+/// silence of others.
 pub(super) fn stopped_since(looked: Instant) -> Duration {
     let pause = looked.elapsed();
     if pause > PAUSE { pause } else { Duration::ZERO }

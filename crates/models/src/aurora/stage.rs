@@ -36,7 +36,10 @@ impl StageOptions {
 
 /// Blocks, every second of which shifts its windows.
 #[derive(Debug)]
-pub(super) struct Stage<A>(Vec<Recompute<Block<A>>>);
+pub(super) struct Stage<A> {
+    windows: Windows,
+    blocks: Vec<Recompute<Block<A>>>,
+}
 
 impl<A: Array> Stage<A> {
     /// Makes as many blocks as `drop_path` has probabilities, named `{name}.blocks.{i}`.
@@ -51,18 +54,20 @@ impl<A: Array> Stage<A> {
             let block = Block::new(windows, (options, drop_path), &mut params.scope(&name))?;
             Ok(Recompute::new(&name, block, options.recomputes))
         };
-        Ok(Self(options.drop_path.iter().enumerate().map(block).collect::<Result<_>>()?))
+        let blocks = options.drop_path.iter().enumerate().map(block).collect::<Result<_>>()?;
+        Ok(Self { windows: options.windows(false), blocks })
     }
 
     /// Applies the blocks to `[batch, levels, rows, columns, width]`; `context` is `[batch, context]`.
     pub(super) fn forward(&self, x: &A, context: &A, mode: Mode<'_>) -> Result<A> {
-        let mut x = x.shallow_clone();
-        for block in &self.0 {
-            x = block.forward(&[&x, context], mode, |block, inputs, mode| {
-                block.forward(&inputs[0], &inputs[1], mode)
-            })?;
-        }
-        Ok(x)
+        self.windows.within(x, |mut x| {
+            for block in &self.blocks {
+                x = block.forward(&[&x, context], mode, |block, inputs, mode| {
+                    block.forward(&inputs[0], &inputs[1], mode)
+                })?;
+            }
+            Ok(x)
+        })
     }
 }
 

@@ -74,7 +74,7 @@ pub struct EdmSampler {
     /// Standard deviation of the added noise.
     #[serde(rename = "S_noise")]
     pub s_noise: f64,
-    /// Position of Heun's second evaluation within a step, above 0; 1 is the end of the step, and the only one of `legacy`.
+    /// Position of Heun's second evaluation within a step, above 0; 1 is the end of the step. `legacy` supports 1 only.
     pub alpha: f64,
 }
 

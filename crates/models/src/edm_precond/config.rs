@@ -28,9 +28,9 @@ pub struct EdmPrecondConfig {
     pub img_channels: usize,
     /// Channels of the network's input, conditions included; those of the samples where not given.
     pub img_in_channels: Option<usize>,
-    /// Lowest noise level for which the network is made; the sampler goes by its own, `task.sampler.sigma_min`.
+    /// Lowest noise level that the network accepts. The sampler uses `task.sampler.sigma_min`.
     pub sigma_min: f64,
-    /// Highest noise level for which the network is made; no upper limit where not given. The sampler goes by its own,
+    /// Highest noise level that the network accepts; no upper limit where not given. The sampler uses
     /// `task.sampler.sigma_max`.
     pub sigma_max: Option<f64>,
     /// Standard deviation of the data.
@@ -52,10 +52,10 @@ struct Keys {
     /// Not supported here: mixed precision is a setting of training.
     #[serde(default)]
     use_fp16: bool,
-    /// Lowest noise level for which the network is made; the sampler goes by its own, `task.sampler.sigma_min`.
+    /// Lowest noise level that the network accepts. The sampler uses `task.sampler.sigma_min`.
     #[serde(default)]
     sigma_min: f64,
-    /// Highest noise level for which the network is made; no upper limit where not given. The sampler goes by its own,
+    /// Highest noise level that the network accepts; no upper limit where not given. The sampler uses
     /// `task.sampler.sigma_max`.
     #[serde(default)]
     sigma_max: Option<f64>,
@@ -206,7 +206,7 @@ impl JsonSchema for EdmPrecondConfig {
     /// The keys of both, but those of the network that follow from the others.
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let own = Keys::json_schema(generator);
-        SongNetwork::schema_with(own, model_type(), &FOLLOWING, generator)
+        SongNetwork::schema_with(own, PrecondNetwork::SongUNet, &FOLLOWING, generator)
     }
 }
 

@@ -27,9 +27,9 @@ use crate::traffic::{Split, Traffic};
 pub struct EdmPrecondSuperResolutionConfig {
     /// Standard deviation of the data.
     pub sigma_data: f64,
-    /// Lowest noise level for which the network is made; the sampler goes by its own, `task.sampler.sigma_min`.
+    /// Lowest noise level that the network accepts. The sampler uses `task.sampler.sigma_min`.
     pub sigma_min: f64,
-    /// Highest noise level for which the network is made; no upper limit where not given. The sampler goes by its own,
+    /// Highest noise level that the network accepts; no upper limit where not given. The sampler uses
     /// `task.sampler.sigma_max`.
     pub sigma_max: Option<f64>,
     /// The network. Its input channels are those of the samples, the condition and the positions, its output channels the samples'.
@@ -54,10 +54,10 @@ struct Keys {
     /// Standard deviation of the data.
     #[serde(default = "half")]
     sigma_data: f64,
-    /// Lowest noise level for which the network is made; the sampler goes by its own, `task.sampler.sigma_min`.
+    /// Lowest noise level that the network accepts. The sampler uses `task.sampler.sigma_min`.
     #[serde(default)]
     sigma_min: f64,
-    /// Highest noise level for which the network is made; no upper limit where not given. The sampler goes by its own,
+    /// Highest noise level that the network accepts; no upper limit where not given. The sampler uses
     /// `task.sampler.sigma_max`.
     #[serde(default)]
     sigma_max: Option<f64>,

@@ -38,7 +38,7 @@ impl<A: Array> Dropouts<A> {
             PointDropout::Trained { start, given } => (start, given),
         };
         let mut made = |name: &str| ConcreteDropout::new(p, &mut params.scope(name));
-        // The source trains no probability of slice attention on a grid.
+        // PhysicsNeMo has no concrete dropout in slice attention on a grid.
         let out = match spec.kind == AttentionKind::Slices && spec.grid.is_some() {
             true => OutDropout::Fixed(given),
             false => OutDropout::Trained(made("Attn.out_dropout")?),

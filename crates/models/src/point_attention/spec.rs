@@ -27,7 +27,7 @@ pub(crate) enum PointDropout {
     Fixed(f64),
     /// Of what attention adds, of both sums of a block and of the slices of a context, each with a trained probability.
     Trained {
-        /// Where the probabilities start.
+        /// Initial value of the trained probabilities.
         start: f64,
         /// The fixed probability for slice attention on a grid, which trains none.
         given: f64,

@@ -53,8 +53,8 @@ pub struct SrResNetConfig {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SrResNetPadding {
-    /// Half of the kernel, rounded down, on both sides, as in PhysicsNeMo: odd kernels keep the extents. An even large one adds a
-    /// point along each dim; an even small one is refused.
+    /// Half of the kernel, rounded down, on both sides, as in PhysicsNeMo: odd kernels keep the extents. An even
+    /// `large_kernel_size` adds a point along each dim; an even `small_kernel_size` is an error.
     #[default]
     Half,
     /// As many elements as keep the extents; of an odd number, the extra one comes at the end.

@@ -13,5 +13,5 @@ pub use model::SrResNet;
 const MODEL: &str = "sr_res_net";
 /// Number of spatial dims.
 const SPATIAL: usize = 3;
-/// The way out of an error about an even kernel.
+/// Hint of errors about even kernels.
 const TAKES_EVEN: &str = "--set model.padding=same takes even ones";

@@ -17,7 +17,7 @@ use crate::windows::{WindowAttention, Windows, centred, crop, pad, product};
 #[derive(Debug)]
 pub(super) struct SwinStage<A> {
     grid: [i64; 2],
-    padded: [i64; 2],
+    windows: Windows,
     blocks: Vec<Recompute<Block<A>>>,
 }
 
@@ -57,17 +57,19 @@ impl<A: Array> SwinStage<A> {
             Ok(Recompute::new(&name, block, options.recomputes))
         };
         let blocks = (0..count).map(block).collect::<Result<_>>()?;
-        let [_, rows, columns] = options.windows(false).grid;
-        Ok(Self { grid: options.grid, padded: [rows, columns], blocks })
+        Ok(Self { grid: options.grid, windows: options.windows(false), blocks })
     }
 
     /// Applies the blocks to `[batch, width, rows, columns]`.
     pub(super) fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
-        let margin = |dim: usize| (dim + 1, centred(self.padded[dim] - self.grid[dim]));
-        let mut x = pad(&x.permute(&[0, 2, 3, 1])?, &[margin(0), margin(1)])?.unsqueeze(1)?;
-        for block in &self.blocks {
-            x = block.forward(&[&x], mode, |block, inputs, mode| block.forward(&inputs[0], mode))?;
-        }
+        let margin = |dim: usize| (dim + 1, centred(self.windows.grid[dim + 1] - self.grid[dim]));
+        let x = pad(&x.permute(&[0, 2, 3, 1])?, &[margin(0), margin(1)])?.unsqueeze(1)?;
+        let x = self.windows.within(&x, |mut x| {
+            for block in &self.blocks {
+                x = block.forward(&[&x], mode, |block, inputs, mode| block.forward(&inputs[0], mode))?;
+            }
+            Ok(x)
+        })?;
         let x = crop(&x.select(1, 0)?, &[(1, self.grid[0]), (2, self.grid[1])])?;
         Ok(x.permute(&[0, 3, 1, 2])?)
     }

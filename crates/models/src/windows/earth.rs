@@ -55,7 +55,10 @@ pub(crate) fn drop_rates() -> [f64; 8] {
 
 /// Blocks, every second of which shifts its windows.
 #[derive(Debug)]
-pub(crate) struct EarthStage<A>(Vec<Recompute<Block<A>>>);
+pub(crate) struct EarthStage<A> {
+    windows: Windows,
+    blocks: Vec<Recompute<Block<A>>>,
+}
 
 impl<A: Array> EarthStage<A> {
     /// Makes as many blocks as `drop_path` has probabilities, named `{name}.{i}`.
@@ -72,16 +75,18 @@ impl<A: Array> EarthStage<A> {
             let block = Block::new(check, windows, (&options, drop_path), &mut params.scope(&name))?;
             Ok(Recompute::new(&name, block, options.recomputes))
         };
-        Ok(Self(options.drop_path.iter().enumerate().map(block).collect::<Result<_>>()?))
+        let blocks = options.drop_path.iter().enumerate().map(block).collect::<Result<_>>()?;
+        Ok(Self { windows: options.windows(), blocks })
     }
 
     /// Applies the blocks to `[batch, levels, rows, columns, features]`.
     pub(crate) fn forward(&self, x: &A, mode: Mode<'_>) -> Result<A> {
-        let mut x = x.shallow_clone();
-        for block in &self.0 {
-            x = block.forward(&[&x], mode, |block, inputs, mode| block.forward(&inputs[0], mode))?;
-        }
-        Ok(x)
+        self.windows.within(x, |mut x| {
+            for block in &self.blocks {
+                x = block.forward(&[&x], mode, |block, inputs, mode| block.forward(&inputs[0], mode))?;
+            }
+            Ok(x)
+        })
     }
 }
 

@@ -90,12 +90,21 @@ impl Windows {
             .fold(1, |product: u128, factor| product.saturating_mul(u128::try_from(factor).unwrap_or(0)))
     }
 
-    /// Cuts `[batch, levels, rows, columns, features]` into windows `[batch, nz, ny, nx, tokens, features]`. Along a dim with one window,
-    /// all points are part of it: ranks that share the dim get all of them, and compute the same.
+    /// Applies `blocks` to `[batch, levels, rows, columns, features]`. A dim with a single window is replicated meanwhile: every rank
+    /// gathers its points, and computes the same window. The result is sharded like `x` again.
+    pub(crate) fn within<A: Array>(&self, x: &A, blocks: impl FnOnce(A) -> Result<A>) -> Result<A> {
+        let counts = self.counts();
+        let single: Vec<usize> = (0..3).filter(|&dim| counts[dim] == 1).map(|dim| dim + 1).collect();
+        let y = blocks(x.replicate_dims(&single)?)?;
+        match counts[1..].contains(&1) {
+            true => Ok(y.redistribute_like(x)?),
+            false => Ok(y),
+        }
+    }
+
+    /// Cuts `[batch, levels, rows, columns, features]` into windows `[batch, nz, ny, nx, tokens, features]`.
     pub(crate) fn partition<A: Array>(&self, x: &A) -> Result<A> {
-        let (counts, padded) = (self.counts(), self.padded());
-        let whole: Vec<usize> = (0..3).filter(|&dim| counts[dim] == 1).map(|dim| dim + 1).collect();
-        let x = &x.replicate_dims(&whole)?;
+        let padded = self.padded();
         let margins: Vec<_> = (0..3).map(|dim| (dim + 1, centred(padded[dim] - self.grid[dim]))).collect();
         let x = self.rolled(&pad(x, &margins)?, -1)?;
         let (shape, [nz, ny, nx], [wz, wy, wx]) = (x.shape(), self.counts(), self.window);

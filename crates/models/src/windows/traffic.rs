@@ -6,7 +6,7 @@ use crate::traffic::Grid;
 /// Elements that blocks of windows of `width` features receive on the rows and columns of `grid`: at the start of a stage, the points
 /// by which shards differ from whole windows, of two arrays, and at its end the way back; in every second block the points of the
 /// shift, there and back. Where a window reaches over several shards, its points come from, and their gradients go to, each of them.
-/// Along a dim with one window, ranks get all points of both arrays at the start, and nothing afterwards.
+/// Along a dim with a single window, ranks get all points at the start, and nothing afterwards.
 pub(crate) fn window_traffic(windows: &Windows, width: i64, blocks: usize, grid: &Grid) -> f64 {
     let ([levels, rows, columns], [_, ny, nx]) = (windows.padded(), windows.counts());
     let (grid, gathered) = grid.on(&[rows, columns]).gathered_along(&[ny == 1, nx == 1]);
@@ -14,7 +14,7 @@ pub(crate) fn window_traffic(windows: &Windows, width: i64, blocks: usize, grid:
     let features = (levels * width) as f64;
     let shifted = grid.halo_each(&[2 * (sy + wy), 2 * (sx + wx)]);
     let moved = 2.0 * grid.halo_each(&[2 * wy, 2 * wx]) + blocks.div_ceil(2) as f64 * shifted;
-    features * (2.0 * gathered + grid.spans(&[wy, wx]) * moved)
+    features * (gathered + grid.spans(&[wy, wx]) * moved)
 }
 
 impl StageOptions<'_> {

@@ -28,7 +28,7 @@ pub(super) fn sweep(root: &Path, current: Option<&Path>) -> Result<()> {
             continue;
         }
         let names = entries(&path)?;
-        // The listing decides: a look at the manifest itself fails on a network file system that is not answering, too.
+        // The directory listing decides: looking at the manifest may fail for other reasons, such as an unavailable network file system.
         let is_written = names.iter().any(|name| [MANIFEST, METADATA_OF_OLD].contains(&name.as_str()));
         // Somebody else's files are not for us to remove.
         if !is_written && names.iter().all(|name| is_of_checkpoint(name)) {

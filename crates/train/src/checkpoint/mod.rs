@@ -288,7 +288,9 @@ impl Checkpoints {
         };
         let target = self.folder.join(folder::step_folder(state.step));
         let nonce = nonce();
-        let suffix = if folder::is_checkpoint(&target) { format!(".{nonce}") } else { String::new() };
+        // A folder that cannot be looked at may hold a checkpoint, too.
+        let is_new = matches!(target.try_exists(), Ok(false));
+        let suffix = if is_new { String::new() } else { format!(".{nonce}") };
         let agreed = plan::open(&self.world, &declared, unwritten, (nonce, suffix))?;
         self.failures = if agreed.unwritten.is_some() { self.failures + 1 } else { 0 };
         if let Some((rank, reason)) = &agreed.unwritten {

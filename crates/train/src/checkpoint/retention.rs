@@ -22,8 +22,8 @@ impl Keep {
     pub const ALL: Self = Self { newest: 0, best: 0 };
 }
 
-/// Removes the checkpoints of a folder that need not stay. `current` stays in any case, and so does one that cannot be read, with a
-/// warning: it may be whole. One that is torn counts for nothing, and goes when enough newer ones are there.
+/// Removes the checkpoints of a folder that need not stay. Keeps `current`, and checkpoints that cannot be read, with a warning, since
+/// they may be complete. Incomplete ones are not counted, and are removed once enough newer ones exist.
 pub(super) fn prune(root: &Path, keep: Keep, current: &Path) -> Result<()> {
     if keep.newest == 0 {
         return Ok(());

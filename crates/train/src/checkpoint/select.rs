@@ -1,6 +1,7 @@
 //! Choice of the checkpoint to load: the first in order that is whole on all ranks.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -200,7 +201,11 @@ fn settle(world: &Group, own: Result<Read>) -> Result<Verdict> {
         Ok(read) => {
             RankVerdict::Whole(read.digest.clone(), read.weights.as_ref().map(|weights| weights.identity))
         }
-        Err(error @ (Error::Checkpoint { .. } | Error::Io { .. })) => RankVerdict::Torn(error.to_string()),
+        // A file that is missing; one that cannot be read may be whole, and an older checkpoint would not do.
+        Err(error @ Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
+            RankVerdict::Torn(error.to_string())
+        }
+        Err(error @ Error::Checkpoint { .. }) => RankVerdict::Torn(error.to_string()),
         Err(error) => RankVerdict::Failed(error.to_string()),
     };
     let all = world.all_gather_bytes(&serde_json::to_vec(&said).unwrap_or_default())?;

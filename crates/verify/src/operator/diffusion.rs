@@ -53,8 +53,8 @@ impl Operator for Loss {
         supplier.ran(&[loss])
     }
 
-    /// The denoiser's, which counts once what its inputs lack to lie alike; samples, noise and noise levels are met twice more, in
-    /// the sum of both and in the differences. The loss is summed over the ranks.
+    /// Bounds the bytes by the denoiser's budget, which includes one redistribution of its inputs, two more of samples, noise and noise
+    /// levels (their sum, and the differences), and the all-reduce of the loss.
     fn budget(&self, case: &Case, layout: &Layout, _rank: &Rank) -> Result<u64> {
         let (config, _) = denoiser(&case.header)?;
         let config = ModelConfig::new(config);
@@ -102,7 +102,7 @@ impl Operator for Sampler {
         supplier.ran(&[sample])
     }
 
-    /// Each step's noise, laid out as the latents are, if it lies otherwise; the denoiser is of each point.
+    /// Bounds the bytes by one redistribution of the noise if its layout differs from that of the latents. The denoiser is pointwise.
     fn budget(&self, case: &Case, layout: &Layout, _rank: &Rank) -> Result<u64> {
         let along_latents = |place: &Placement| match *place {
             Placement::Shard(dim) => Placement::Shard(dim + 1),

@@ -60,7 +60,7 @@ pub(crate) trait Operator: Sync {
     fn budget(&self, case: &Case, layout: &Layout, rank: &Rank) -> Result<u64>;
 }
 
-/// An operator that is neither one of sharded tensors nor a model over them. It is registered where it stands.
+/// An operator that is neither one of sharded tensors nor a model over them. Registered next to its definition.
 pub(crate) struct Entry(&'static dyn Operator);
 
 inventory::collect!(Entry);

@@ -1,4 +1,4 @@
-//! Transforms of which some modes are kept.
+//! Truncated Fourier transforms: only some modes are kept.
 
 use std::ops::Range;
 
