@@ -254,7 +254,7 @@ fn paddings_are_words_or_numbers() {
     let error = toml::from_str::<UNetConfig>("in_channels = 1\nout_channels = 1\npadding = \"valid\"");
     assert!(error.unwrap_err().to_string().contains("expected \"same\", a number, or a list"));
 
-    let even = SrResNetConfig { large_kernel_size: 6, ..SrResNetConfig::new(1, 1) };
+    let even = SrResNetConfig { small_kernel_size: 6, ..SrResNetConfig::new(1, 1) };
     let error = SrResNet::new(&even, &mut ParamStore::new(Generator::new(1))).unwrap_err().to_string();
     assert!(error.ends_with("expected an odd number; --set model.padding=same takes even ones"), "{error}");
 }

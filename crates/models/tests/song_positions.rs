@@ -332,9 +332,17 @@ fn super_resolution_is_read_from_tables() {
 fn denoisers_show_the_defaults_of_their_default_network() {
     let denoiser = schemars::schema_for!(EdmPrecondSuperResolutionConfig).to_value();
     for (key, default, of_others) in [
-        ("channel_mult", json!([1, 2, 2, 2, 2]), "By default `[1, 2, 2, 2]` with `SongUNet`."),
-        ("attn_resolutions", json!([28]), "By default `[16]` with `SongUNet`."),
-        ("dropout", json!(0.13), "By default `0.1` with `SongUNet`."),
+        (
+            "channel_mult",
+            json!([1, 2, 2, 2, 2]),
+            "By default `[1, 2, 2, 2]` with `SongUNet`. By default `[1, 2, 3, 4]` with `DhariwalUNet`.",
+        ),
+        (
+            "attn_resolutions",
+            json!([28]),
+            "By default `[16]` with `SongUNet`. By default `[32, 16, 8]` with `DhariwalUNet`.",
+        ),
+        ("dropout", json!(0.13), "By default `0.1` with `SongUNet` and `DhariwalUNet`."),
     ] {
         let shown = &denoiser["properties"][key];
         let description = shown["description"].as_str().unwrap();

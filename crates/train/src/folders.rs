@@ -31,13 +31,7 @@ pub(crate) fn step_of(folder: &Path) -> Option<u64> {
 pub(crate) fn checkpoints(root: &Path) -> Result<Vec<PathBuf>> {
     let mut found: Vec<(u64, PathBuf)> = Vec::new();
     for (step, path) in steps(root)? {
-        let mut there = false;
-        for name in [MANIFEST, METADATA_OF_OLD] {
-            let file = path.join(name);
-            // An I/O error, for example of a network file system, does not mean that the manifest is missing.
-            there |= file.try_exists().at("look at", &file)? && file.is_file();
-        }
-        if there {
+        if has_manifest(&path)? {
             found.push((step, path));
         }
     }
@@ -48,6 +42,17 @@ pub(crate) fn checkpoints(root: &Path) -> Result<Vec<PathBuf>> {
 /// Returns whether a folder holds checkpoints, complete or not.
 pub(crate) fn any_in(root: &Path) -> Result<bool> {
     Ok(!checkpoints(root)?.is_empty())
+}
+
+/// Returns whether a folder has a checkpoint's manifest. An I/O error, for example of a network file system, does not mean that it is
+/// missing.
+pub(crate) fn has_manifest(path: &Path) -> Result<bool> {
+    let mut there = false;
+    for name in [MANIFEST, METADATA_OF_OLD] {
+        let file = path.join(name);
+        there |= file.try_exists().at("look at", &file)? && file.is_file();
+    }
+    Ok(there)
 }
 
 /// Returns whether a folder has a checkpoint's manifest.

@@ -7,8 +7,8 @@ use super::manifest::Manifest;
 use crate::error::{Error, IoContext, Result};
 use crate::files;
 pub(super) use crate::folders::{
-    MANIFEST, METADATA_OF_OLD, checkpoints, entries, is_checkpoint, is_of_checkpoint, newest, root_of,
-    root_or_earlier, step_folder, step_of, steps,
+    MANIFEST, METADATA_OF_OLD, checkpoints, entries, has_manifest, is_checkpoint, is_of_checkpoint, newest,
+    root_of, root_or_earlier, step_folder, step_of, steps,
 };
 
 /// A rank's file of tensors. The suffix keeps those of a save apart from those of the checkpoint that it replaces.

@@ -289,8 +289,8 @@ impl Checkpoints {
         let target = self.folder.join(folder::step_folder(state.step));
         let nonce = nonce();
         // A folder that cannot be looked at may hold a checkpoint, too.
-        let is_new = matches!(target.try_exists(), Ok(false));
-        let suffix = if is_new { String::new() } else { format!(".{nonce}") };
+        let replaces = folder::has_manifest(&target).unwrap_or(true);
+        let suffix = if replaces { format!(".{nonce}") } else { String::new() };
         let agreed = plan::open(&self.world, &declared, unwritten, (nonce, suffix))?;
         self.failures = if agreed.unwritten.is_some() { self.failures + 1 } else { 0 };
         if let Some((rank, reason)) = &agreed.unwritten {
