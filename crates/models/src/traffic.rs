@@ -163,6 +163,16 @@ impl Grid {
         (grid, gathered)
     }
 
+    /// Points of the largest shard after its boundaries move to those of windows, if some dim is split.
+    pub(crate) fn with_windows(&self, windows: &[i64]) -> f64 {
+        let side = |(side, window): (&Side, &i64)| match side.shards {
+            1 => side.extent,
+            _ => (side.shard + window).min(side.extent),
+        };
+        let points: f64 = self.dims.iter().zip(windows).map(|of| side(of) as f64).product();
+        if self.is_split() { self.samples * points } else { 0.0 }
+    }
+
     /// Points of the largest shard, if they may move to other ranks.
     pub(crate) fn moved(&self) -> f64 {
         match self.is_split() {

@@ -14,7 +14,10 @@ pub(crate) fn window_traffic(windows: &Windows, width: i64, blocks: usize, grid:
     let features = (levels * width) as f64;
     let shifted = grid.halo_each(&[2 * (sy + wy), 2 * (sx + wx)]);
     let moved = 2.0 * grid.halo_each(&[2 * wy, 2 * wx]) + blocks.div_ceil(2) as f64 * shifted;
-    features * (gathered + grid.spans(&[wy, wx]) * moved)
+    // However many shards a window reaches over, a rank receives each point of its windows at most once each time.
+    let times = 2 + 2 * blocks.div_ceil(2);
+    let moved = (grid.spans(&[wy, wx]) * moved).min(times as f64 * grid.with_windows(&[wy, wx]));
+    features * (gathered + moved)
 }
 
 impl StageOptions<'_> {
