@@ -1,4 +1,5 @@
 use std::net::Ipv4Addr;
+use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
@@ -19,6 +20,12 @@ fn bytes(data: &[u8]) -> Tensor {
     memory::from_vec(data.to_vec(), &[data.len() as i64]).unwrap()
 }
 
+/// One of `size` ranks, which meet at the store of that port.
+fn connected(port: u16, rank: usize, size: usize, timeout: Duration) -> Gloo {
+    let store = TcpStore::client("127.0.0.1", port, &Token::none(), TIMEOUT).unwrap();
+    Gloo::new(&store, "world", rank, size, &GlooOptions::host("127.0.0.1", timeout)).unwrap()
+}
+
 /// Runs `body` as each rank of a gloo group, in threads with their own connections.
 fn ranks(size: usize, body: impl Fn(&Gloo) + Sync) {
     let store = server();
@@ -27,10 +34,7 @@ fn ranks(size: usize, body: impl Fn(&Gloo) + Sync) {
         for rank in 0..size {
             let body = &body;
             scope.spawn(move || {
-                let store = TcpStore::client("127.0.0.1", port, &Token::none(), TIMEOUT).unwrap();
-                let options = GlooOptions::host("127.0.0.1", TIMEOUT);
-                let gloo = Gloo::new(&store, "world", rank, size, &options).unwrap();
-                drop(store);
+                let gloo = connected(port, rank, size, TIMEOUT);
                 assert_eq!((gloo.rank(), gloo.size()), (rank, size));
                 body(&gloo);
                 gloo.barrier().unwrap().wait(TIMEOUT).unwrap();
@@ -139,13 +143,14 @@ fn a_wait_ends_at_its_timeout() {
 
 #[test]
 fn a_rank_that_leaves_is_an_error_of_those_that_wait() {
-    let store = server();
+    let (store, both_connected) = (server(), &Barrier::new(2));
     let port = store.port();
     thread::scope(|scope| {
         for rank in 0..2 {
             scope.spawn(move || {
-                let store = TcpStore::client("127.0.0.1", port, &Token::none(), TIMEOUT).unwrap();
-                let gloo = Gloo::new(&store, "w", rank, 2, &GlooOptions::host("127.0.0.1", TIMEOUT)).unwrap();
+                let gloo = connected(port, rank, 2, TIMEOUT);
+                // A rank that left earlier would be lost while the other one connects.
+                both_connected.wait();
                 if rank == 0 {
                     assert!(gloo.recv(&bytes(&[0; 8]), 1, 3).unwrap().wait(TIMEOUT).is_err());
                 }
@@ -163,9 +168,7 @@ fn a_message_that_never_comes_leaves_the_connections_open() {
     thread::scope(|scope| {
         for rank in 0..2 {
             scope.spawn(move || {
-                let store = TcpStore::client("127.0.0.1", port, &Token::none(), TIMEOUT).unwrap();
-                let options = GlooOptions::host("127.0.0.1", timeout);
-                let gloo = Gloo::new(&store, "w", rank, 2, &options).unwrap();
+                let gloo = connected(port, rank, 2, timeout);
                 let [waiting, abandoned] = [3, 5].map(|tag| {
                     let mut work = gloo.recv(&bytes(&[0; 8]), 1 - rank, tag).unwrap();
                     assert!(!work.is_completed().unwrap());
