@@ -167,7 +167,7 @@ fn bad_values_end_all_ranks(#[case] cache: &str) {
 #[case::memory(&["data.cache=none", "data.host_memory=1KiB"], "takes 1MiB; --set data.host_memory=1MiB")]
 #[case::size(&["data.host_memory=lots"], "a number of bytes such as \"512MiB\"")]
 #[case::cache(&["data.cache=disk"], "data.cache")]
-#[case::workers(&["data.cache=none", "data.workers=100000"], "expected 0 to 64")]
+#[case::workers(&["data.cache=none", "data.workers=100000"], "expected an integer from 0 to 64")]
 #[case::steps(&["data.train_steps=[{ epoch = 3, steps = 1 }]"], "data.train_steps begins with epoch 3")]
 #[case::no_steps(&["data.train_steps=many"], "expected an integer of at least 1 or a list")]
 #[case::long(&["data.train_steps=[{ epoch = 0, steps = 1 }, { epoch = 1, steps = 2 }]"], "Darcy flow has no steps")]
