@@ -467,8 +467,9 @@ fn code_in_report(report: &str, rank: usize, exit: Exit) -> Option<i32> {
 }
 
 /// Ways to say that a rank failed.
-const BLAME: [&str; 7] = [
+const BLAME: [&str; 8] = [
     "was lost",
+    "has not connected",
     "has not been heard of",
     "panicked at",
     "has not come to",

@@ -124,6 +124,8 @@ pub enum RankOutcome {
     Blocked(String),
     /// It ended because of other ranks: a deadline, a lost connection.
     GaveUp(String),
+    /// It never connected to the rank that watches: it was lost before, or cannot reach it.
+    Absent,
     /// It ended in good order.
     Ended,
 }
@@ -139,7 +141,7 @@ impl RankOutcome {
     pub(crate) fn text(&self) -> Option<&str> {
         match self {
             Self::Panicked(text) | Self::Failed(text) | Self::GaveUp(text) => Some(text),
-            Self::Closed | Self::Silent(_) | Self::Blocked(_) | Self::Ended => None,
+            Self::Closed | Self::Silent(_) | Self::Blocked(_) | Self::Absent | Self::Ended => None,
         }
     }
 

@@ -78,6 +78,23 @@ fn a_transport_that_does_not_return_is_the_cause_where_nothing_better_is_known()
     assert_eq!(found(&records), [0, 1, 2]);
 }
 
+/// It closed its connections before it had one to the watchdog: the others' operations fail.
+#[test]
+fn a_rank_that_never_connected_is_the_cause_where_nothing_better_is_known() {
+    let failed = entry("all_gather_bytes", 0, 6, "failed", &[]);
+    let mut records = [0, 2].map(|rank| record(rank, [7, 0], std::slice::from_ref(&failed)));
+    let gave_up = |rank| peer(rank, RankOutcome::GaveUp("gloo failed".into()));
+    records[0].peers = vec![gave_up(0), gave_up(2), peer(1, RankOutcome::Absent)];
+    insta::assert_snapshot!(text(&records), @r#"
+      rank 1 (node7, process 101) has not connected to the watchdog: it was lost before it could, or cannot reach the others
+      ranks 0, 2 wait in all_gather_bytes of Float [] (number 6 of group "world"), in backward of step 17
+    "#);
+    // One that ends with an error of its own ends the others before they connect.
+    records[0].peers.push(peer(2, RankOutcome::Failed("no such file".into())));
+    let findings = diagnose(&records).findings;
+    assert_eq!(findings.iter().flat_map(Finding::ranks).collect::<Vec<_>>(), [2]);
+}
+
 #[test]
 fn each_outcome_has_its_words() {
     let outcomes = [
@@ -86,6 +103,7 @@ fn each_outcome_has_its_words() {
         RankOutcome::Failed("no/such.h5: no such file".into()),
         RankOutcome::Blocked("barrier".into()),
         RankOutcome::GaveUp("not finished after 3 s".into()),
+        RankOutcome::Absent,
         RankOutcome::Ended,
     ];
     let lines: Vec<String> =
@@ -96,6 +114,7 @@ fn each_outcome_has_its_words() {
     rank 1 (node7, process 101) ended with an error: no/such.h5: no such file …
     rank 1 (node7, process 101) is over its deadline in barrier, from which the transport does not return …
     rank 1 (node7, process 101) gave up: not finished after 3 s …
+    rank 1 (node7, process 101) has not connected to the watchdog: it was lost before it could, or cannot reach the others
     rank 1 (node7, process 101) has ended in good order
     ");
 }

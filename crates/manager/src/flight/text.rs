@@ -96,6 +96,12 @@ impl Display for Peer {
                 write!(f, "gave up: {why}")?;
                 true
             }
+            RankOutcome::Absent => {
+                f.write_str(
+                    "has not connected to the watchdog: it was lost before it could, or cannot reach the others",
+                )?;
+                false
+            }
             RankOutcome::Ended => {
                 f.write_str("has ended in good order")?;
                 false

@@ -3,15 +3,35 @@
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use isobar_collectives::flight::Phase;
 use isobar_rendezvous::{Proof, Token};
+use serde::{Deserialize, Serialize};
 
 use super::frame::{Line, Message};
+use crate::flight::{Peer, RankOutcome};
+
+/// A rank, as it presents itself to the others before they connect.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Contact {
+    /// Listening address.
+    pub(super) address: SocketAddr,
+    pub(super) host: String,
+    pub(super) pid: u32,
+}
+
+impl Contact {
+    /// Returns the rank as one of which nothing was heard yet.
+    pub(super) fn peer(&self, rank: usize, outcome: RankOutcome) -> Peer {
+        let (host, pid) = (self.host.clone(), self.pid);
+        Peer { rank, host, pid, phase: Phase::Start, step: 0, last: None, outcome }
+    }
+}
 
 /// The side channel of a rank.
 pub(super) struct Channel {
     pub(super) listener: TcpListener,
-    /// Listening address of each rank.
-    pub(super) addresses: Vec<SocketAddr>,
+    /// Where each rank listens, and who it is.
+    pub(super) contacts: Vec<Contact>,
     pub(super) token: Token,
     /// Silence after which a rank counts as lost.
     pub(super) silence: Duration,
@@ -36,13 +56,13 @@ pub(super) fn connect(
     channel: &Channel,
     to: usize,
     rank: usize,
-    lost: Option<crate::flight::Peer>,
+    lost: Option<Peer>,
     end: Instant,
 ) -> Result<Line, String> {
-    let address = channel.addresses.get(to).ok_or("there is no such rank")?;
+    let address = channel.contacts.get(to).ok_or("there is no such rank")?.address;
     let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
     let failed = |error: std::io::Error| format!("{address}: {error}");
-    let stream = TcpStream::connect_timeout(address, left).map_err(failed)?;
+    let stream = TcpStream::connect_timeout(&address, left).map_err(failed)?;
     let mut line = Line::new(stream).map_err(failed)?;
     let answer = |line: &mut Line| line.wait(end).ok_or_else(|| format!("{address}: no answer"));
     let foreign = || format!("{address}: not the answer of a watchdog of this job");

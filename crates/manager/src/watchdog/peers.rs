@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use isobar_collectives::flight::Phase;
 use isobar_rendezvous::{Nonce, Proof, Token};
 
-use super::connect::role;
+use super::connect::{Contact, role};
 use super::frame::{Line, Message};
 use crate::flight::{FlightRecord, Peer, RankOutcome};
 
@@ -78,17 +77,11 @@ impl PeerState {
     }
 
     /// The rank, with what became of it.
-    pub(super) fn peer(&self, rank: usize, outcome: RankOutcome) -> Peer {
-        let unheard = || Peer {
-            rank,
-            host: "a machine not heard of".to_owned(),
-            pid: 0,
-            phase: Phase::Start,
-            step: 0,
-            last: None,
-            outcome: outcome.clone(),
-        };
-        Peer { outcome: outcome.clone(), ..self.last.clone().unwrap_or_else(unheard) }
+    pub(super) fn peer(&self, rank: usize, contact: &Contact, outcome: RankOutcome) -> Peer {
+        match self.last.clone() {
+            Some(last) => Peer { outcome, ..last },
+            None => contact.peer(rank, outcome),
+        }
     }
 }
 
@@ -161,6 +154,8 @@ impl Peers {
 mod tests {
     use std::io::Write;
     use std::net::TcpStream;
+
+    use isobar_collectives::flight::Phase;
 
     use super::*;
 

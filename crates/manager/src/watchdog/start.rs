@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use isobar_collectives::{BackendKind, Group};
 use isobar_rendezvous::Token;
 
-use super::connect::{Channel, connect};
+use super::connect::{Channel, Contact, connect};
 use super::last_resort::Reaper;
 use super::watch::Watch;
 use super::{Shared, State, Watchdog, replace};
@@ -52,29 +52,32 @@ pub(crate) fn start(world: &Group, options: &Options) -> Result<Option<Watchdog>
     // The job's name is no secret; the token is.
     let (job, secret) = secret.split_at_checked(NAME).unwrap_or_default();
     let listening = listen(&machines, world.rank(), options);
-    let own = match &listening {
-        Ok((_, address)) => address.to_string(),
-        Err(problem) => format!("!{problem}"),
-    };
-    let all = world.all_gather_bytes(own.as_bytes())?;
-    let addresses: Vec<Result<SocketAddr, String>> = all.iter().map(|text| address(text)).collect();
+    let (host, pid) = (address::host().trim().to_owned(), std::process::id());
+    let contact =
+        listening.as_ref().map(|(_, address)| Contact { address: *address, host: host.clone(), pid });
+    let own = serde_json::to_vec(&contact).expect("texts and numbers");
+    let all = world.all_gather_bytes(&own)?;
+    let contacts: Vec<Result<Contact, String>> = all
+        .iter()
+        .map(|text| serde_json::from_slice(text).unwrap_or_else(|error| Err(error.to_string())))
+        .collect();
     if let Some((rank, problem)) =
-        addresses.iter().enumerate().find_map(|(rank, address)| Some((rank, address.as_ref().err()?)))
+        contacts.iter().enumerate().find_map(|(rank, contact)| Some((rank, contact.as_ref().err()?)))
     {
         logging::warn_early(format!(
             "no watchdog: rank {rank} cannot be reached: {problem}; --set distributed.interface=NAME"
         ));
         return Ok(None);
     }
-    let addresses: Vec<SocketAddr> = addresses.into_iter().flatten().collect();
+    let contacts: Vec<Contact> = contacts.into_iter().flatten().collect();
     let Ok((listener, _)) = listening else { return Ok(None) };
     let shared = Arc::new(Shared {
         own: Own {
             job: job.iter().map(|byte| format!("{byte:02x}")).collect(),
             rank: world.rank(),
             ranks: world.size(),
-            host: address::host().trim().to_owned(),
-            pid: std::process::id(),
+            host,
+            pid,
         },
         flight: world.flight(),
         deadline: world.deadline(),
@@ -86,7 +89,7 @@ pub(crate) fn start(world: &Group, options: &Options) -> Result<Option<Watchdog>
     });
     let channel = Channel {
         listener,
-        addresses,
+        contacts,
         token: Token::new(secret),
         silence: options.heartbeat_timeout,
         mpi: world.backend() == BackendKind::Mpi,
@@ -157,13 +160,4 @@ fn listen(machines: &[String], rank: usize, options: &Options) -> Result<(TcpLis
     let bound = listener.local_addr().map_err(|error| error.to_string())?;
     listener.set_nonblocking(true).map_err(|error| error.to_string())?;
     Ok((listener, bound))
-}
-
-/// Parses the address that a rank has sent.
-fn address(text: &[u8]) -> Result<SocketAddr, String> {
-    let text = String::from_utf8_lossy(text);
-    match text.strip_prefix('!') {
-        Some(problem) => Err(problem.to_owned()),
-        None => text.parse().map_err(|_| format!("\"{text}\" is no address")),
-    }
 }

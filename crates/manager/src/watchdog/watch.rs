@@ -320,7 +320,9 @@ impl Watch {
     /// Whom something befell, this rank included.
     fn unwell(&self, own: Option<RankOutcome>) -> Vec<Peer> {
         let known = self.peers.known.iter();
-        let others = known.filter_map(|(&rank, known)| Some(known.peer(rank, known.outcome.clone()?)));
+        let contacts = &self.channel.contacts;
+        let others = known
+            .filter_map(|(&rank, known)| Some(known.peer(rank, &contacts[rank], known.outcome.clone()?)));
         let own = own.map(|outcome| self.shared.peer(outcome));
         let all = self.gone.iter().cloned().chain(others).chain(own);
         let mut unwell: Vec<Peer> = all.filter(|peer| peer.outcome != RankOutcome::Ended).collect();
@@ -331,6 +333,13 @@ impl Watch {
             unwell.truncate(TOLD_OF);
         }
         unwell
+    }
+
+    /// The ranks that never connected to this one.
+    fn absent(&self) -> Vec<Peer> {
+        let contacts = self.channel.contacts.iter().enumerate();
+        let peers = contacts.map(|(rank, contact)| contact.peer(rank, RankOutcome::Absent));
+        peers.filter(|peer| !self.peers.known.contains_key(&peer.rank) && self.is_new(peer)).collect()
     }
 
     fn is_new(&self, peer: &Peer) -> bool {
@@ -360,7 +369,7 @@ impl Watch {
         let Role::Follower { reporter, goodbye, .. } = &mut self.role else { return false };
         match reporter.outcome.clone() {
             Some(outcome @ (RankOutcome::Closed | RankOutcome::Silent(_))) => {
-                let lost = reporter.peer(of, outcome);
+                let lost = reporter.peer(of, &self.channel.contacts[of], outcome);
                 self.take_over(lost);
                 return false;
             }
@@ -445,6 +454,7 @@ impl Watch {
         for known in self.peers.known.values_mut().filter(|known| known.record.is_none()) {
             known.is_silent(SUSPICIOUS);
         }
+        self.gone.extend(self.absent());
         let unwell = self.unwell(own.clone());
         let others = self.peers.known.values_mut().filter_map(|known| known.record.take());
         let mut records: Vec<FlightRecord> = others.collect();
