@@ -301,3 +301,40 @@ fn orders_and_splits_have_the_defaults_of_pytorch(#[values(1, 2, 4)] mesh: usize
     let text = refused("split", &[&x], args!("sizes": 0)());
     assert!(text.contains("\"sizes\" is 0; expected at least 1, or a list of extents"), "{text}");
 }
+
+/// Integers by an integer stay integers; by a floating number they become `Float`, as in PyTorch.
+#[rstest]
+fn integers_stay_integers(#[values(1, 2, 4)] mesh: usize) {
+    on_mesh(MESHES[mesh], |mesh| {
+        let mut dice = Dice(29);
+        for kind in [Kind::Int64, Kind::Int, Kind::Uint8] {
+            let x = (numbers(&[7, 3], 4) * 5.0).abs().to_kind(kind);
+            let layout = dice.layout(mesh, &[7, 3], &[0, 1]);
+            let check = |name: &str, attrs: Attrs, want: Tensor| {
+                let x = [ShardTensor::distribute_as(&x, &layout).unwrap()];
+                let y = call(name, &x, attrs).unwrap().full_tensor(None).unwrap();
+                assert_eq!((name, y.kind(), difference(&y, &want)), (name, want.kind(), 0.0));
+            };
+            check("mul", args!("other": 3)(), x.f_mul_scalar(3).unwrap());
+            check("mul", args!("other": 3.0)(), x.f_mul_scalar(3.0).unwrap());
+            check("add", args!("other": 3, "alpha": 2)(), x.f_add_scalar(6).unwrap());
+            check("add", args!("other": 3.0)(), x.f_add_scalar(3.0).unwrap());
+            check("sub", args!("other": 3)(), x.f_sub_scalar(3).unwrap());
+            check("pow", args!("exponent": 2)(), x.f_pow_tensor_scalar(2).unwrap());
+            check("clamp", args!("min": 2, "max": 5)(), x.f_clamp(2, 5).unwrap());
+            check("clamp", args!("max": 5)(), x.f_clamp_max(5).unwrap());
+            check("clamp", args!("min": 2)(), x.f_clamp_min(2).unwrap());
+            check("clamp", args!("min": 2, "max": 5.5)(), x.f_clamp(2.0, 5.5).unwrap());
+        }
+    });
+    let big = Tensor::from_slice(&[(1_i64 << 53) + 1]);
+    let y = Tensor::op("mul", &[&big], &args!("other": 3)()).unwrap().remove(0);
+    assert_eq!(y, Tensor::from_slice(&[3 * ((1_i64 << 53) + 1)]));
+    let bits = Tensor::from_slice(&[true, false]);
+    let y = Tensor::op("mul", &[&bits], &args!("other": 3)()).unwrap().remove(0);
+    assert_eq!(y, Tensor::from_slice(&[3_i64, 0]));
+    let text = refused("pow", &[&big], args!("exponent": -1)());
+    assert!(text.contains("\"exponent\" is -1 for integers; expected 0 or more"), "{text}");
+    let text = refused("clamp", &[&big.to_kind(Kind::Uint8)], args!("max": 300)());
+    assert!(text.contains("the value 300 is outside the range of Uint8"), "{text}");
+}

@@ -1,7 +1,11 @@
 //! Parameters laid out by a declaration, and plain tensors that meet sharded ones.
 
-use isobar_array::{Conv, Padding};
-use isobar_shard::{ParameterLayouts, Placement, Promotion, PromotionGuard, ShardTensor, Source, StateDict};
+use isobar_array::{Conv, Generator, Padding};
+use isobar_collectives::{ReduceOp, all_reduce};
+use isobar_shard::{
+    Init, MeshParams, ParamStore, ParameterLayouts, Params, Placement, Promotion, PromotionGuard,
+    ShardTensor, Source, StateDict,
+};
 use tch::{Kind, Tensor};
 
 use crate::common::{difference, numbers, on_mesh};
@@ -51,6 +55,26 @@ fn parameters_are_leaves_in_their_layouts() {
             assert_eq!(parameters["blocks.0.fc.bias"].placements(), [R, R]);
         });
     }
+}
+
+/// Blocks stay together from every source.
+#[test]
+fn sources_keep_blocks_together() {
+    on_mesh(&[2, 2], |mesh| {
+        let state = StateDict::from([("positions".to_owned(), numbers(&[26, 3], 1))]);
+        for axes in [&[("a", s(0))][..], &[("a", s(0)), ("b", s(0))], &[("b", s(1)), ("a", s(0))]] {
+            let layouts = ParameterLayouts::new().with_blocks("positions", axes, 8);
+            let same = layouts.distribute(&state, mesh, Source::Same).unwrap();
+            let sent = layouts.distribute(&state, mesh, Source::Rank(1)).unwrap();
+            let (same, sent) = (&same["positions"], &sent["positions"]);
+            assert_eq!(sent.layout(), same.layout());
+            assert_eq!(sent.local(), same.local());
+        }
+        let strided = Placement::StridedShard { dim: 0, split_factor: 2 };
+        let layouts = ParameterLayouts::new().with("positions", &[("a", strided), ("b", s(0))]);
+        let sent = layouts.distribute(&state, mesh, Source::Rank(1)).unwrap();
+        assert_eq!(sent["positions"].full_tensor(None).unwrap(), state["positions"]);
+    });
 }
 
 #[test]
@@ -130,5 +154,58 @@ fn promoted_leaves_have_whole_gradients() {
         check("attention", &[key, value], y, &|w| {
             (whole.matmul(&w[0].transpose(1, 2)) / 7f64.sqrt()).softmax(-1, Kind::Double).matmul(&w[1])
         });
+    });
+}
+
+/// Contributions of the ranks to a pending gradient add up to that of a dense parameter, whatever part of it a rank uses.
+#[test]
+fn pending_gradients_add_up() {
+    type Sharded = fn(&[ShardTensor]) -> isobar_shard::Result<ShardTensor>;
+    type Dense = fn(&[Tensor]) -> Tensor;
+    let uses: [(&str, &'static [i64], usize, Sharded, Dense); 5] = [
+        ("index_add", &[5, 8], 1, |t| t[0].index_add(0, &t[1], &t[3]), |t| t[0].index_add(0, &t[1], &t[3])),
+        ("gather", &[5, 8], 1, |t| t[0].gather(0, &t[2]), |t| t[0].gather(0, &t[2], false)),
+        ("mul", &[40, 1, 1], 1, |t| t[3].mul(&t[0]), |t| &t[3] * &t[0]),
+        (
+            "group_norm",
+            &[8],
+            0,
+            |t| t[3].group_norm(2, Some(&t[0]), None, 1e-5),
+            |t| t[3].group_norm(2, Some(&t[0]), None::<&Tensor>, 1e-5, false),
+        ),
+        (
+            "instance_norm",
+            &[8],
+            0,
+            |t| t[3].reshape(&[7, 8, 1])?.instance_norm(Some(&t[0]), None, 1.0),
+            |t| t[3].view([7, 8, 1]).group_norm(8, Some(&t[0]), None::<&Tensor>, 1.0, false),
+        ),
+    ];
+    on_mesh(&[2], move |mesh| {
+        let index = Tensor::from_slice(&[0_i64, 4, 4, 2, 1, 0, 3]);
+        let each = index.unsqueeze(1).expand([7, 8], false).contiguous();
+        for (what, shape, dim, sharded, dense) in uses {
+            let mut store = ParamStore::new(Generator::new(1)).with_options(Kind::Double, tch::Device::Cpu);
+            let weight = MeshParams::new(&mut store, mesh).pending().param(
+                "weight",
+                shape,
+                Init::Normal { mean: 0.0, std: 1.0 },
+                R,
+            );
+            let given =
+                |whole: &Tensor, placement| ShardTensor::distribute(whole, mesh, &[placement]).unwrap();
+            let x = numbers(&[7, 8], 1);
+            let each_split = if dim == 1 { s(1) } else { R };
+            let inputs = [weight.unwrap(), given(&index, R), given(&each, each_split), given(&x, s(dim))];
+            let y = sharded(&inputs).unwrap();
+            y.mul(&y).unwrap().sum().unwrap().backward().unwrap();
+            let leaf = &store.parameters()[0].tensor;
+            let got = all_reduce(&leaf.grad(), ReduceOp::Sum, &mesh.group("a").unwrap()).unwrap();
+            let copy = leaf.detach().copy().set_requires_grad(true);
+            let y = dense(&[copy.shallow_clone(), index.shallow_clone(), each.shallow_clone(), x]);
+            y.square().sum(None).backward();
+            let off = difference(&got, &copy.grad());
+            assert!(off < 1e-9, "{what} is off by {off}");
+        }
     });
 }

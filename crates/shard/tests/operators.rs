@@ -1,17 +1,23 @@
 //! Operators without windows against the dense ones, over random shapes and layouts.
 
-use isobar_array::{Binary, Elementwise, Generator, RandomOps, Statistic, Unary, Window};
-use isobar_shard::{Placement, ShardTensor};
+use isobar_array::{Binary, Elementwise, Generator, RandomOps, RunningStats, Statistic, Unary, Window};
+use isobar_collectives::trace::CommTrace;
+use isobar_mesh::DeviceMesh;
+use isobar_shard::{Layout, Placement, ShardTensor};
 use rstest::rstest;
 use tch::{Kind, Tensor};
 
-use crate::common::{Dice, MESHES, numbers, on_mesh, same};
+use crate::common::{Dice, MESHES, SPLITS, Split, numbers, on_mesh, same};
 
 const ROUNDS: usize = 60;
 const NEAR: f64 = 1e-9;
 
 fn dims(count: usize) -> Vec<usize> {
     (0..count).collect()
+}
+
+fn replicated(mesh: &DeviceMesh, shape: &[i64]) -> Layout {
+    Split::Chunk.layout(mesh, &vec![Placement::Replicate; mesh.ndim()], shape)
 }
 
 #[rstest]
@@ -285,6 +291,23 @@ fn norms(#[values(1, 2, 3, 4)] mesh: usize) {
                     )
                 },
             );
+            let (mean, var) = (numbers(&[4], 3), numbers(&[4], 4).square() + 0.5);
+            let statistics =
+                [&mean, &var].map(|stat| ShardTensor::distribute_as(stat, &replicated(mesh, &[4])).unwrap());
+            same(
+                "batch_norm in evaluation",
+                &all,
+                1e-8,
+                |t| {
+                    let [mean, var] = &statistics;
+                    let running = RunningStats { mean, var, momentum: 0.1 };
+                    t[0].batch_norm(Some(&t[1]), Some(&t[2]), Some(running), false, 1e-5)
+                },
+                |t| {
+                    let (mean, var) = (Some(&mean), Some(&var));
+                    t[0].f_batch_norm(Some(&t[1]), Some(&t[2]), mean, var, false, 0.1, 1e-5, false)
+                },
+            );
             let trailing = dice.roll(1, 3) as usize;
             let normalized = shape[4 - trailing..].to_vec();
             let (weight, bias) = (numbers(&normalized, 1), numbers(&normalized, 2));
@@ -299,6 +322,113 @@ fn norms(#[values(1, 2, 3, 4)] mesh: usize) {
                 |t| t[0].f_layer_norm(&normalized, Some(&t[1]), Some(&t[2]), 1e-5, false),
             );
         }
+    });
+}
+
+/// Norms whose statistics no other rank has a part of: of a tensor split over its batch, with empty shards too.
+#[rstest]
+fn norms_split_over_the_batch(#[values(0, 1, 2, 3)] mesh: usize, #[values(0, 1, 2, 3)] split: usize) {
+    on_mesh(MESHES[mesh], move |mesh| {
+        let shape = [5, 4, 3];
+        let layout = SPLITS[split].layout(mesh, &[Placement::Shard(0)], &shape);
+        let (x, weight, bias) = (numbers(&shape, 1), numbers(&[4], 2), numbers(&[4], 3));
+        let vector = replicated(mesh, &[4]);
+        let statistics = [numbers(&[4], 4), numbers(&[4], 5).square() + 0.5];
+        let [mean, var] = statistics.each_ref().map(|s| ShardTensor::distribute_as(s, &vector).unwrap());
+        let all = [(&x, &layout), (&weight, &vector), (&bias, &vector)];
+        let check = |what: &str,
+                     f: &dyn Fn(&[ShardTensor]) -> isobar_shard::Result<ShardTensor>,
+                     g: &dyn Fn(&[Tensor]) -> Result<Tensor, tch::TchError>| {
+            let trace = CommTrace::start(&mesh.group("a").unwrap());
+            let inputs = all.map(|(whole, layout)| ShardTensor::distribute_as(whole, layout).unwrap());
+            let before = trace.received();
+            f(&inputs).unwrap();
+            assert_eq!(trace.received(), before, "{what} communicates");
+            trace.stop();
+            same(what, &all, 1e-9, f, g);
+        };
+        check("group_norm", &|t| t[0].group_norm(2, Some(&t[1]), Some(&t[2]), 1e-5), &|t| {
+            t[0].f_group_norm(2, Some(&t[1]), Some(&t[2]), 1e-5, false)
+        });
+        check("instance_norm", &|t| t[0].instance_norm(Some(&t[1]), Some(&t[2]), 1e-5), &|t| {
+            t[0].f_group_norm(4, Some(&t[1]), Some(&t[2]), 1e-5, false)
+        });
+        check(
+            "batch_norm",
+            &|t| {
+                let running = RunningStats { mean: &mean, var: &var, momentum: 0.1 };
+                t[0].batch_norm(Some(&t[1]), Some(&t[2]), Some(running), false, 1e-5)
+            },
+            &|t| {
+                let [mean, var] = statistics.each_ref().map(Some);
+                t[0].f_batch_norm(Some(&t[1]), Some(&t[2]), mean, var, false, 0.1, 1e-5, false)
+            },
+        );
+    });
+}
+
+/// Columns by rows: the largest operand has extent 1 along the dim that a smaller one splits.
+#[rstest]
+fn outer_operations(#[values(1, 2, 3, 4)] mesh: usize) {
+    on_mesh(MESHES[mesh], |mesh| {
+        let mut dice = Dice(61);
+        for round in 0..ROUNDS {
+            let (n, m) = (dice.roll(1, 5), dice.roll(4, 9));
+            let column = [n, 1];
+            let row = if dice.chance(2) { vec![1, m] } else { vec![m] };
+            let lc = dice.layout(mesh, &column, &[0]);
+            let lr = dice.layout(mesh, &row, &[row.len() - 1]);
+            let (x, y) = (numbers(&column, round as i64), numbers(&row, 50));
+            let both = [(&x, &lc), (&y, &lr)];
+            same("column · row", &both, NEAR, |t| t[0].mul(&t[1]), |t| t[0].f_mul(&t[1]));
+            same("row − column", &both, NEAR, |t| t[1].sub(&t[0]), |t| t[1].f_sub(&t[0]));
+        }
+    });
+}
+
+/// Sums and means of sums that are partial.
+#[rstest]
+fn sums_of_partial_sums(#[values(1, 2, 3, 4)] mesh: usize) {
+    on_mesh(MESHES[mesh], |mesh| {
+        let mut dice = Dice(67);
+        for round in 0..ROUNDS {
+            let shape = [dice.roll(1, 5), dice.roll(1, 5), dice.roll(1, 5)];
+            let layout = dice.layout(mesh, &shape, &dims(3));
+            let x = numbers(&shape, round as i64);
+            let (first, keep) = (dice.roll(0, 2), dice.chance(2));
+            let second = *dice.pick(&[-1, 0]);
+            for statistic in [Statistic::Sum, Statistic::Mean] {
+                same(
+                    "a statistic of a sum",
+                    &[(&x, &layout)],
+                    NEAR,
+                    |t| {
+                        let sum = t[0].statistic(Statistic::Sum, &[first], false)?;
+                        sum.statistic(statistic, &[second], keep)
+                    },
+                    |t| {
+                        let sum = t[0].f_sum_dim_intlist([first].as_slice(), false, None)?;
+                        match statistic {
+                            Statistic::Sum => sum.f_sum_dim_intlist([second].as_slice(), keep, None),
+                            _ => sum.f_mean_dim([second].as_slice(), keep, None),
+                        }
+                    },
+                );
+            }
+        }
+    });
+}
+
+/// Chunks of no elements are as many as were asked for.
+#[test]
+fn empty_chunks() {
+    on_mesh(&[2], |mesh| {
+        let x = numbers(&[2, 0], 1);
+        let layout = Split::Chunk.layout(mesh, &[Placement::Shard(0)], &[2, 0]);
+        let parts = ShardTensor::distribute_as(&x, &layout).unwrap().chunk(3, 1).unwrap();
+        let want = x.chunk(3, 1);
+        assert_eq!(parts.len(), want.len());
+        assert!(parts.iter().zip(&want).all(|(part, want)| part.shape() == want.size()));
     });
 }
 
@@ -491,16 +621,22 @@ fn indices_and_orders(#[values(1, 2, 3, 4)] mesh: usize) {
                 |t| t[0].gather(dim, &t[1]),
                 |t| t[0].f_gather(dim, &t[1], false),
             );
-            let values = numbers(&walked, 4);
-            let ls = dice.layout(mesh, &walked, &dims(3));
-            let what = format!("scatter_add {dim} {walked:?} of {shape:?}");
+            // Of a larger source, the leading part counts.
+            let given = walked.map(|n| n + dice.roll(0, 2));
+            let values = numbers(&given, 4);
+            let ls = dice.layout(mesh, &given, &dims(3));
+            let what = format!("scatter_add {dim} {walked:?} of {given:?} to {shape:?}");
             let all = [(&x, &layout), (&index, &li), (&values, &ls)];
             same(
                 &what,
                 &all,
                 NEAR,
                 |t| t[0].scatter_add(dim, &t[1], &t[2]),
-                |t| t[0].f_scatter_add(dim, &t[1], &t[2]),
+                |t| {
+                    let source =
+                        (0..).zip(walked).try_fold(t[2].shallow_clone(), |x, (d, n)| x.f_narrow(d, 0, n))?;
+                    t[0].f_scatter_add(dim, &t[1], &source)
+                },
             );
 
             let table = numbers(&[shape[1], 3], 6);

@@ -9,7 +9,7 @@ use isobar_shard::{CommTrace, Layout, Placement, ShardTensor, Sizes, forbid_hidd
 use rstest::rstest;
 use tch::Tensor;
 
-use crate::common::{Dice, MESHES, numbers, on_mesh, same};
+use crate::common::{Dice, MESHES, difference, numbers, on_mesh, same};
 
 const NEAR: f64 = 1e-11;
 const ROUNDS: usize = 12;
@@ -130,6 +130,57 @@ fn ends_and_halves(#[values(false, true)] align_corners: bool) {
             let got = x.grid_sample(&grid, &options).unwrap();
             assert!((got - want).abs().max().double_value(&[]) < NEAR, "{options:?}");
         }
+    }
+}
+
+/// Points at the centres of the cells, whose first and last ones have no gradient along the clamped dim.
+#[rstest]
+fn gradients_at_the_ends(
+    #[values(0, 1, 4)] mesh: usize,
+    #[values(2, 3)] spatial: usize,
+    #[values(SamplePadding::Border, SamplePadding::Reflection)] padding: SamplePadding,
+    #[values(false, true)] align_corners: bool,
+) {
+    on_mesh(MESHES[mesh], move |mesh| {
+        let mut dice = Dice(23);
+        // Centres whose coordinates are exact.
+        let extents = if align_corners { [5, 3, 2] } else { [4, 2, 1] };
+        let shape = [&[1, 2][..], &extents[..spatial]].concat();
+        let affine = Tensor::eye(spatial as i64 + 1, (tch::Kind::Double, tch::Device::Cpu));
+        let theta = affine.narrow(0, 0, spatial as i64).unsqueeze(0);
+        let grid = Tensor::f_affine_grid_generator(&theta, &shape, align_corners).unwrap();
+        let dims: Vec<usize> = (0..spatial + 2).collect();
+        let options = GridSample { interpolation: Interpolation::Linear, padding, align_corners };
+        let (mode, beyond) = code(&options);
+        for round in 0..4 {
+            let _forbidden = forbid_hidden_communication();
+            let lx = dice.layout(mesh, &shape, &dims);
+            let lg = dice.layout(mesh, &grid.size(), &dims[..=spatial]);
+            same(
+                &format!("grid_sample {options:?} of {shape:?} at its own points"),
+                &[(&numbers(&shape, round), &lx), (&grid, &lg)],
+                NEAR,
+                |t| Ok(t[0].grid_sample(&t[1], &options)?),
+                |t| t[0].f_grid_sampler(&t[1], mode, beyond, align_corners),
+            );
+        }
+    });
+}
+
+/// PyTorch's gradients at the centres of the cells of [1, 2, 4, 8]: none at the ends.
+#[rstest]
+#[case(false, [0.0, 4.0, 8.0, 0.0])]
+#[case(true, [0.0, 3.0, 6.0, 0.0])]
+fn gradients_of_four_cells(#[case] align_corners: bool, #[case] want: [f64; 4]) {
+    let x = Tensor::from_slice(&[1.0, 2.0, 4.0, 8.0]).reshape([1, 1, 1, 4]);
+    let theta = Tensor::from_slice2(&[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]).unsqueeze(0);
+    for padding in [SamplePadding::Border, SamplePadding::Reflection] {
+        let grid = Tensor::f_affine_grid_generator(&theta, [1, 1, 1, 4], align_corners).unwrap();
+        let grid = grid.set_requires_grad(true);
+        let options = GridSample { padding, align_corners, ..GridSample::default() };
+        x.grid_sample(&grid, &options).unwrap().sum(None).backward();
+        let got = grid.grad().select(3, 0).reshape([-1]);
+        assert!(difference(&got, &Tensor::from_slice(&want)) < NEAR, "{options:?}: {got:?}");
     }
 }
 

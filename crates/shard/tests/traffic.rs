@@ -2,13 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use isobar_array::{Conv, Elementwise, Interpolation, PadMode, Padding, Pool, Resize};
+use isobar_array::{Conv, Elementwise, Interpolation, PadMode, Padding, Pool, Resize, Statistic};
 use isobar_collectives::trace::CommTrace;
 use isobar_mesh::DeviceMesh;
 use isobar_shard::{Layout, Placement, ShardTensor, Sizes};
 use tch::Tensor;
 
-use crate::common::{leaf, numbers, on_mesh};
+use crate::common::{difference, leaf, numbers, on_mesh};
 
 fn sharded(mesh: &DeviceMesh, shape: &[i64], dim: usize) -> ShardTensor {
     let layout = Layout::new(mesh, &[Placement::Shard(dim)], shape, &Sizes::Chunk).unwrap();
@@ -174,5 +174,64 @@ fn a_weight_is_mirrored_without_communication() {
             assert_eq!(x.flip(&[1]).unwrap().local(), &x.local().flip([1]));
         });
         assert_eq!(seen.record().len(), 0, "{}", seen.record());
+    });
+}
+
+/// A column by a longer row: the result keeps the column's split, and nothing is gathered.
+#[test]
+fn outer_products_keep_the_split_of_the_smaller_operand() {
+    on_mesh(&[2], |mesh| {
+        let column = sharded(mesh, &[6, 1], 0);
+        let row = ShardTensor::distribute(&numbers(&[1, 40], 2), mesh, &[Placement::Replicate]).unwrap();
+        let seen = trace(mesh, || {
+            let y = column.mul(&row).unwrap();
+            assert_eq!((y.placements(), y.local_shape()), (&[Placement::Shard(0)][..], &[3, 40][..]));
+        });
+        assert_eq!(seen.received(), 0);
+    });
+}
+
+/// Sources and indices that are split beside the indexed dim of a replicated tensor stay where they are.
+#[test]
+fn indexed_operations_keep_the_split_of_the_source() {
+    on_mesh(&[2], |mesh| {
+        let whole = |shape: &[i64]| {
+            ShardTensor::distribute(&numbers(shape, 2), mesh, &[Placement::Replicate]).unwrap()
+        };
+        let x = whole(&[5, 8]);
+        let picks = Tensor::from_slice(&[0_i64, 4, 4, 2, 1, 0, 3]);
+        let index = ShardTensor::distribute(&picks, mesh, &[Placement::Replicate]).unwrap();
+        let each = picks.unsqueeze(1).expand([7, 8], false).contiguous();
+        let each = ShardTensor::distribute(&each, mesh, &[Placement::Shard(1)]).unwrap();
+        let source = sharded(mesh, &[7, 8], 1);
+        let seen = trace(mesh, || {
+            for y in [
+                x.index_add(0, &index, &source).unwrap(),
+                x.scatter_add(0, &each, &source).unwrap(),
+                x.gather(0, &each).unwrap(),
+            ] {
+                assert_eq!(y.placements(), [Placement::Shard(1)]);
+            }
+        });
+        assert_eq!(seen.received(), 0);
+    });
+}
+
+/// A sum of a partial sum is partial, and reduced once it is small.
+#[test]
+fn sums_of_partial_sums_are_reduced_last() {
+    on_mesh(&[2], |mesh| {
+        let partial = sharded(mesh, &[8, 64, 64], 0).statistic(Statistic::Sum, &[0], false).unwrap();
+        let mut small = None;
+        let seen = trace(mesh, || small = Some(partial.statistic(Statistic::Mean, &[1], false).unwrap()));
+        assert_eq!(seen.received(), 0);
+        let small = small.unwrap();
+        assert!(small.layout().is_partial());
+        let want = numbers(&[8, 64, 64], 1).sum_dim_intlist([0].as_slice(), false, None).mean_dim(
+            [1].as_slice(),
+            false,
+            None,
+        );
+        assert!(difference(&small.full_tensor(None).unwrap(), &want) < 1e-12);
     });
 }

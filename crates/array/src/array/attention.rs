@@ -121,7 +121,8 @@ impl<'a, M: ?Sized> AttentionOptions<'a, M> {
 /// Attention.
 pub trait Attention: Sized {
     /// Computes softmax(`query` `key`ᵀ · scale + mask) `value` over the keys: `query` `[…, heads, queries, features]`, `key`
-    /// `[…, heads, keys, features]`, `value` `[…, heads, keys, out]`, the result `[…, heads, queries, out]`.
+    /// `[…, heads, keys, features]`, `value` `[…, heads, keys, out]`, the result `[…, heads, queries, out]`. Keys and values
+    /// of one sample are broadcast to all.
     ///
     /// # Errors
     ///

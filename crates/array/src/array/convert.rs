@@ -7,6 +7,10 @@ use super::{Array, named};
 use crate::error::Result;
 
 /// Conversions that change no value beyond its precision.
+///
+/// # Errors
+///
+/// All methods fail alike: a dtype that does not exist on the device, or a device that is not there.
 #[expect(clippy::missing_errors_doc, reason = "all fail alike: the dtype or device is refused")]
 pub trait Convert: Sized {
     /// Another handle on the same elements and the same place in the graph.

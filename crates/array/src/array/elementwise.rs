@@ -225,6 +225,10 @@ impl Binary {
 }
 
 /// Functions of each element.
+///
+/// # Errors
+///
+/// All methods fail alike: a dtype that the function does not take, shapes that do not broadcast; on sharded arrays also an exchange that fails.
 #[expect(
     clippy::missing_errors_doc,
     reason = "all fail alike: kinds that the function lacks, shapes that do not broadcast"

@@ -25,6 +25,10 @@ pub struct RunningStats<'a, A> {
 }
 
 /// Operators of fields `[batch, channel, extent…]` with one to three spatial dims.
+///
+/// # Errors
+///
+/// All methods fail alike: shapes and arguments that do not fit; on sharded arrays also an exchange that fails.
 #[expect(clippy::missing_errors_doc, reason = "all fail alike: shapes and arguments that do not fit")]
 pub trait Windowed: Sized {
     /// Convolution in as many spatial dims as `weight` `[out, in / groups, kernel…]` has; `bias` is `[out]`.

@@ -1,12 +1,16 @@
 //! Elements by their places, and orders.
 
-use tch::Tensor;
+use tch::{TchError, Tensor};
 
 use super::by_name::{one, two};
 use super::{Array, named};
 use crate::error::Result;
 
 /// Gathering, scattering and sorting. Dims may count from the end; indices are of dtype `Int64`.
+///
+/// # Errors
+///
+/// All methods fail alike: a dim, an extent or an index that does not exist, indices of another dtype; on sharded arrays also an exchange that fails.
 #[expect(clippy::missing_errors_doc, reason = "all fail alike: dims, extents or indices that do not exist")]
 pub trait Index: Sized {
     /// The elements at the places along `dim` that `index` names, of its shape.
@@ -89,7 +93,8 @@ impl Index for Tensor {
     }
 
     fn scatter_add(&self, dim: i64, index: &Self, source: &Self) -> Result<Self> {
-        named("scatter_add", &[self, index, source], self.f_scatter_add(dim, index, source))
+        let added = leading(source, index).and_then(|source| self.f_scatter_add(dim, index, &source));
+        named("scatter_add", &[self, index, source], added)
     }
 
     fn sort(&self, dim: i64, descending: bool) -> Result<(Self, Self)> {
@@ -99,4 +104,11 @@ impl Index for Tensor {
     fn topk(&self, k: i64, dim: i64, largest: bool) -> Result<(Self, Self)> {
         named("topk", &[self], self.f_topk(k, dim, largest, true))
     }
+}
+
+/// Returns the leading part of a source that is larger than its index: the gradient of libtorch's operator takes no other.
+fn leading(source: &Tensor, index: &Tensor) -> std::result::Result<Tensor, TchError> {
+    let extents = source.size().into_iter().zip(index.size());
+    let mut larger = (0..).zip(extents).filter(|(_, (given, needed))| given > needed);
+    larger.try_fold(source.shallow_clone(), |x, (dim, (_, needed))| x.f_narrow(dim, 0, needed))
 }

@@ -41,7 +41,7 @@ pub use index::Index;
 pub use linear::{Conv2d, Linear};
 pub use local::{Local, OnShard, broadcast_to, tile_boundaries};
 pub use make::Factory;
-pub use neighbours::Neighbours;
+pub use neighbours::{Neighbours, distances, query_tiles, smallest};
 pub use random::RandomOps;
 pub use reduce::{Reduce, Reduction, Statistic};
 pub use resample::{GridSample, Resample, SamplePadding};

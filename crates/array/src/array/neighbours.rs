@@ -8,6 +8,10 @@ use crate::dtypes::{Dtype, check_dtypes};
 use crate::error::Result;
 
 /// Distances and neighbours of points `[n, features]`. Indices are of dtype `Int64`.
+///
+/// # Errors
+///
+/// All methods fail alike: shapes or dtypes that do not fit, numbers out of range; on sharded arrays also an exchange that fails.
 #[expect(
     clippy::missing_errors_doc,
     reason = "all fail alike: shapes or kinds that do not fit, numbers out of range"
@@ -99,17 +103,81 @@ pub trait Neighbours: Sized {
     }
 }
 
-/// Distances from differences, so that close points keep their digits.
-fn distances(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor, TchError> {
-    let kind = a.kind();
-    match kind {
-        // libtorch lacks these two.
-        Kind::Half | Kind::BFloat16 => {
-            let wide = |x: &Tensor| x.f_to_kind(Kind::Float);
-            Tensor::f_cdist(&wide(a)?, &wide(b)?, p, 2)?.f_to_kind(kind)
-        }
-        _ => Tensor::f_cdist(a, b, p, 2),
+/// Distances that a search computes at once.
+const TILE: i64 = 1 << 21;
+
+/// Returns the distances `[…, n, m]` of two sets of points in the norm `p`, from differences, so that close points keep their
+/// digits. Dtypes of 16 bits, which libtorch has no distances of, are widened.
+///
+/// # Errors
+///
+/// libtorch refuses the shapes or the dtype.
+pub fn distances(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor, TchError> {
+    // By differences, whatever the numbers of points: mode 2 of libtorch.
+    Tensor::f_cdist(&wide(a)?, &wide(b)?, p, 2)?.f_to_kind(a.kind())
+}
+
+/// Returns ranges of queries, first and number, whose distances to all `points` are computed at once.
+pub fn query_tiles(queries: i64, points: i64) -> impl Iterator<Item = (i64, i64)> {
+    let rows = (TILE / points.max(1)).max(1);
+    (0..queries).step_by(rows as usize).map(move |first| (first, rows.min(queries - first)))
+}
+
+/// Returns the `k` smallest distances of each row and their columns; of equal ones those of lower columns, in no particular
+/// order.
+///
+/// # Errors
+///
+/// More than there are columns.
+pub fn smallest(distances: &Tensor, k: i64) -> Result<(Tensor, Tensor), TchError> {
+    let (values, mut columns) = distances.f_topk(k, 1, false, true)?;
+    // It takes any of those that are as far as the last: rows where there are more are sorted.
+    let last = values.f_narrow(1, k - 1, 1)?;
+    let as_near = distances.f_le_tensor(&last)?.f_sum_dim_intlist(1, false, Kind::Int64)?;
+    let tied = as_near.f_gt(k)?.f_nonzero()?.f_squeeze_dim(1)?;
+    if tied.size()[0] == 0 {
+        return Ok((values, columns));
     }
+    let (_, order) = distances.f_index_select(0, &tied)?.f_sort_stable(true, 1, false)?;
+    let _ = columns.f_index_copy_(0, &tied, &order.f_narrow(1, 0, k)?)?;
+    Ok((distances.f_gather(1, &columns, false)?, columns))
+}
+
+fn wide(x: &Tensor) -> Result<Tensor, TchError> {
+    match x.kind() {
+        Kind::Half | Kind::BFloat16 => x.f_to_kind(Kind::Float),
+        _ => Ok(x.shallow_clone()),
+    }
+}
+
+/// Calls `f` with the distances of some queries to all points, without a graph, and the number of the first.
+fn each_tile(
+    points: &Tensor,
+    queries: &Tensor,
+    mut f: impl FnMut(&Tensor, i64) -> Result<(), TchError>,
+) -> Result<(), TchError> {
+    let (points, queries) = (points.detach(), queries.detach());
+    query_tiles(queries.size()[0], points.size()[0]).try_for_each(|(first, count)| {
+        f(&distances(&queries.f_narrow(0, first, count)?, &points, 2.0)?, first)
+    })
+}
+
+/// The columns of the `k` nearest points of each query, ascending; of those equally far, the lower ones first.
+fn nearest(points: &Tensor, queries: &Tensor, k: i64) -> Result<Tensor, TchError> {
+    let mut found = vec![Tensor::f_zeros([0, k], (Kind::Int64, queries.device()))?];
+    each_tile(points, queries, |distances, _| {
+        let (columns, _) = smallest(distances, k)?.1.f_sort(1, false)?;
+        let (_, order) = distances.f_gather(1, &columns, false)?.f_sort_stable(true, 1, false)?;
+        found.push(columns.f_gather(1, &order, false)?);
+        Ok(())
+    })?;
+    Tensor::f_cat(&found, 0)
+}
+
+/// The distances of queries and points, row by row.
+fn row_distances(points: &Tensor, queries: &Tensor) -> Result<Tensor, TchError> {
+    let difference = wide(queries)?.f_sub(&wide(points)?)?;
+    difference.f_norm_scalaropt_dim(2.0, [-1].as_slice(), false)?.f_to_kind(queries.kind())
 }
 
 /// Checks the shapes of points and queries.
@@ -125,11 +193,16 @@ fn check(op: &'static str, points: &Tensor, queries: &Tensor) -> Result<()> {
 
 /// Pairs of a query and a point within the radius, in the order of the queries: the queries, the points, the distances.
 fn within(points: &Tensor, queries: &Tensor, radius: f64) -> Result<[Tensor; 3], TchError> {
-    let all = distances(queries, points, 2.0)?;
-    let pairs = all.f_le(radius)?.f_nonzero()?;
+    let mut found = vec![Tensor::f_zeros([0, 2], (Kind::Int64, queries.device()))?];
+    each_tile(points, queries, |distances, first| {
+        let pairs = distances.f_le(radius)?.f_nonzero()?;
+        let _ = pairs.f_select(1, 0)?.f_add_scalar_(first)?;
+        found.push(pairs);
+        Ok(())
+    })?;
+    let pairs = Tensor::f_cat(&found, 0)?;
     let (rows, columns) = (pairs.f_select(1, 0)?, pairs.f_select(1, 1)?);
-    let places = rows.f_mul_scalar(points.size()[0])?.f_add(&columns)?;
-    let chosen = all.f_reshape([-1])?.f_index_select(0, &places)?;
+    let chosen = row_distances(&points.f_index_select(0, &columns)?, &queries.f_index_select(0, &rows)?)?;
     Ok([rows, columns, chosen])
 }
 
@@ -153,11 +226,13 @@ impl Neighbours for Tensor {
         if k < 1 || k > self.size()[0] {
             return refuse(OP, format!("{k} neighbours of {} points", self.size()[0]));
         }
-        let nearest = || {
-            let (values, places) = distances(queries, self, 2.0)?.f_sort_stable(true, 1, false)?;
-            Ok((values.f_narrow(1, 0, k)?, places.f_narrow(1, 0, k)?))
+        let found = || {
+            let columns = nearest(self, queries, k)?;
+            let points = self.f_index_select(0, &columns.f_reshape([-1])?)?;
+            let points = points.f_reshape([queries.size()[0], k, self.size()[1]])?;
+            Ok((row_distances(&points, &queries.f_unsqueeze(1)?)?, columns))
         };
-        named(OP, &[self, queries], nearest())
+        named(OP, &[self, queries], found())
     }
 
     fn ball_query(&self, queries: &Self, radius: f64) -> Result<[Self; 3]> {

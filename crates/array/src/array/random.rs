@@ -13,7 +13,7 @@ pub trait RandomOps: Sized {
     ///
     /// # Errors
     ///
-    /// `p` is outside [0, 1), or `window` has another shape than the array.
+    /// `p` is outside [0, 1], or `window` has another shape than the array.
     ///
     /// ```
     /// use isobar_array::{Generator, RandomOps, Window};

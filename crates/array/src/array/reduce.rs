@@ -138,6 +138,10 @@ impl Statistic {
 }
 
 /// Statistics along dims.
+///
+/// # Errors
+///
+/// All methods fail alike: a dim that does not exist, a dtype without the statistic; on sharded arrays also an exchange that fails.
 #[expect(
     clippy::missing_errors_doc,
     reason = "all fail alike: dims that do not exist, kinds without the statistic"

@@ -117,7 +117,8 @@ pub trait Resample: Array {
     /// `[batch, channel, extent…]` is sharded as the grid. Sampled points of other ranks are fetched from their
     /// owners.
     ///
-    /// The field receives a gradient; so does the grid, with [`Interpolation::Linear`](crate::Interpolation).
+    /// The field receives a gradient; so does the grid, with [`Interpolation::Linear`](crate::Interpolation). A field that
+    /// every rank holds in full is sampled by libtorch's operator, whose gradients have no gradients.
     ///
     /// # Errors
     ///

@@ -22,6 +22,10 @@ pub struct Modes {
 }
 
 /// Transforms of the last or of other dims. Below single precision there are none: convert first.
+///
+/// # Errors
+///
+/// All methods fail alike: a dtype below single precision, a dim or modes that do not exist; on sharded arrays also an exchange that fails.
 #[expect(
     clippy::missing_errors_doc,
     reason = "all fail alike: dtypes below single, dims or modes that do not exist"

@@ -196,6 +196,7 @@ fn dropout_is_cut_from_the_whole() {
     let generator = Generator::new(1);
     assert_eq!(RandomOps::dropout(&x, 0.0, &generator, &whole).unwrap(), x);
     assert_eq!(generator.draws(), 0);
+    assert_eq!(RandomOps::dropout(&x, 1.0, &Generator::new(1), &whole).unwrap(), x.zeros_like());
     // One mask a row.
     let rows = RandomOps::dropout(&x, 0.5, &generator, &Window::whole(&[6, 1])).unwrap();
     assert_eq!(rows, rows.select(1, 0).unsqueeze(1).expand([6, 5], false));
@@ -375,4 +376,26 @@ fn orders_and_places_are_libtorchs() {
     let added = Index::scatter_add(&x, 1, &index, &values).unwrap();
     assert_close(&Index::gather(&added, 1, &index).unwrap(), &(values * 2.0), 1e-15);
     assert!(Index::topk(&x, 7, 1, true).is_err());
+}
+
+/// Searches in several tiles, with many points equally far, against one full sort.
+#[test]
+fn neighbours_in_tiles() {
+    let grid = |count: i64, modulus: i64| Tensor::arange(count, CPU64).remainder(modulus).unsqueeze(1);
+    let (points, queries) = (grid(3000, 11), grid(1500, 13).set_requires_grad(true));
+    let all = Tensor::cdist(&queries, &points, 2.0, 2);
+    let (values, columns) = all.sort_stable(true, 1, false);
+    let (distances, indices) = points.knn(&queries, 280).unwrap();
+    assert_eq!(indices, columns.narrow(1, 0, 280));
+    assert_eq!(distances, values.narrow(1, 0, 280));
+    let [offsets, indices, distances] = points.ball_query(&queries, 1.0).unwrap();
+    let pairs = all.le(1.0).nonzero();
+    assert_eq!(indices, pairs.select(1, 1));
+    assert_eq!(distances, all.masked_select(&all.le(1.0)));
+    assert_eq!(offsets.int64_value(&[1500]), pairs.size()[0]);
+    // Gradients: ±1 for each neighbour at a distance, 0 at none.
+    distances.sum(Kind::Double).backward();
+    assert_eq!(queries.grad().size(), [1500, 1]);
+    let (distances, indices) = points.knn(&queries.narrow(0, 0, 0), 3).unwrap();
+    assert_eq!((distances.size(), indices.size()), (vec![0, 3], vec![0, 3]));
 }

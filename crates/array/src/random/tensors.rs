@@ -160,7 +160,7 @@ impl Generator {
     ///
     /// # Errors
     ///
-    /// `p` is outside [0, 1).
+    /// `p` is outside [0, 1].
     ///
     /// ```
     /// use isobar_array::{Generator, Window};
@@ -171,8 +171,8 @@ impl Generator {
     /// # Ok::<(), isobar_array::Error>(())
     /// ```
     pub fn dropout_mask(&self, window: &Window, p: f64, options: (Kind, Device)) -> Result<Tensor> {
-        if !(0.0..1.0).contains(&p) {
-            return Err(random("dropout_mask", format!("probability {p} is not in [0, 1)")));
+        if !(0.0..=1.0).contains(&p) {
+            return Err(random("dropout_mask", format!("probability {p} is not in [0, 1]")));
         }
         self.two_valued("dropout_mask", window, 1.0 - p, 1.0 / (1.0 - p), options)
     }
@@ -371,7 +371,7 @@ mod tests {
             generator.trunc_normal(&window, (0.0, 0.0), (-1.0, 1.0), CPU).unwrap_err(),
             generator.randint(&window, 3, 3, Device::Cpu).unwrap_err(),
             generator.bernoulli(&window, 1.5, CPU).unwrap_err(),
-            generator.dropout_mask(&window, 1.0, CPU).unwrap_err(),
+            generator.dropout_mask(&window, 1.5, CPU).unwrap_err(),
         ];
         for error in errors {
             assert!(error.to_string().starts_with("random "), "{error}");

@@ -62,9 +62,9 @@ impl DeviceCommunicator {
         Ok(Self { handle: Mutex::new(Handle(handle)), stream })
     }
 
-    /// Returns whether NCCL reduces values of this dtype in the precision that this crate promises.
-    pub(crate) fn reduces(&self, kind: Kind) -> bool {
-        data_type(kind).is_some()
+    /// Returns whether NCCL reduces values of this dtype as this crate promises.
+    pub(crate) fn reduces(&self, kind: Kind, op: ReduceOp) -> bool {
+        keeps_promises(kind, op)
     }
 
     /// Number of this rank's GPU.
@@ -80,7 +80,8 @@ impl DeviceCommunicator {
         op: ReduceOp,
     ) -> Result<Box<dyn Request>, Failure> {
         let kind = input.kind();
-        let data = data_type(kind).ok_or_else(|| Failure(format!("NCCL does not reduce {kind:?}")))?;
+        let data = data_type(kind).filter(|_| keeps_promises(kind, op));
+        let data = data.ok_or_else(|| Failure(format!("NCCL does not reduce {kind:?} by {op:?}")))?;
         let op = match op {
             ReduceOp::Sum => sys::ncclRedOp_t::ncclSum,
             ReduceOp::Avg => sys::ncclRedOp_t::ncclAvg,
@@ -160,6 +161,13 @@ fn queue(
     Ok(status)
 }
 
+/// Returns whether NCCL reduces values of this dtype in the precision that this crate promises. Extrema of floating dtypes are
+/// excluded: NCCL's drop NaN, which this crate's propagate.
+fn keeps_promises(kind: Kind, op: ReduceOp) -> bool {
+    let is_extreme = matches!(op, ReduceOp::Min | ReduceOp::Max);
+    data_type(kind).is_some() && !(is_extreme && matches!(kind, Kind::Float | Kind::Double))
+}
+
 /// Returns NCCL's data type for a dtype that it reduces in the precision that this crate promises.
 fn data_type(kind: Kind) -> Option<sys::ncclDataType_t> {
     Some(match kind {
@@ -196,5 +204,19 @@ impl Request for Pending {
             }
         }
         self.done.query().map_err(|error| Failure(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extrema_of_floating_dtypes_are_not_left_to_nccl() {
+        for kind in [Kind::Float, Kind::Double] {
+            assert!(keeps_promises(kind, ReduceOp::Sum) && keeps_promises(kind, ReduceOp::Product));
+            assert!(!keeps_promises(kind, ReduceOp::Max) && !keeps_promises(kind, ReduceOp::Min));
+        }
+        assert!(keeps_promises(Kind::Int64, ReduceOp::Max) && !keeps_promises(Kind::Half, ReduceOp::Sum));
     }
 }

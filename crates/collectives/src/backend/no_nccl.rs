@@ -27,7 +27,7 @@ impl DeviceCommunicator {
         match *self {}
     }
 
-    pub(crate) fn reduces(&self, _: Kind) -> bool {
+    pub(crate) fn reduces(&self, _: Kind, _: ReduceOp) -> bool {
         match *self {}
     }
 

@@ -109,11 +109,11 @@ pub(crate) fn start_as(call: Call, tensor: &Tensor, op: ReduceOp, use_fp32: bool
     }))
 }
 
-/// Reduces with NCCL, if the group has a communicator, the tensor is on its device, and NCCL reduces its dtype in the
-/// precision that this crate promises.
+/// Reduces with NCCL, if the group has a communicator, the tensor is on its device, and NCCL reduces its dtype as this crate
+/// promises.
 fn all_reduce_on_device(call: &Call, tensor: &Tensor, op: ReduceOp) -> Option<Result<Work<Tensor>>> {
     let communicator = call.communicator_for(tensor)?;
-    communicator.reduces(tensor.kind()).then(|| {
+    communicator.reduces(tensor.kind(), op).then(|| {
         // On a group that has ended, the kernel would never end.
         call.check_alive()?;
         let input = memory::plain(tensor)?.f_contiguous()?;

@@ -25,6 +25,7 @@ pub(crate) fn broadcast(op: &'static str, shapes: &[&[i64]]) -> Result<Vec<i64>>
 }
 
 /// The layout of the result, and the operands' local tensors in it: the largest operand stays where it is, and others follow.
+/// Dims that are broadcast from the largest operand are split as a smaller one has them.
 pub(crate) fn align(op: &'static str, operands: &[&ShardTensor]) -> Result<(Layout, Vec<Tensor>)> {
     let first = operands[0].layout();
     if !first.is_partial() && operands[1..].iter().all(|operand| operand.layout() == first) {
@@ -39,13 +40,23 @@ pub(crate) fn align(op: &'static str, operands: &[&ShardTensor]) -> Result<(Layo
     order.sort_by_key(|operand| std::cmp::Reverse(operand.layout().numel()));
     let mut dims: Vec<Dim> = shape.iter().map(|&extent| Dim::whole(extent)).collect();
     let mut used = Vec::new();
-    // Smaller operands are gathered rather than a larger one, which is whole, cut and its gradient gathered.
+    // Smaller operands are gathered rather than a larger one, which is whole, cut and its gradient gathered. Along dims that
+    // are broadcast from the largest, nothing of it is cut, and the split of a smaller operand is kept.
     let most = order[0].layout().numel();
-    for operand in order.into_iter().filter(|operand| operand.layout().numel() == most) {
+    let is_largest = |operand: &ShardTensor| operand.layout().numel() == most;
+    let is_broadcast = |at: usize| {
+        let extent = |operand: &ShardTensor| {
+            (at + operand.ndim()).checked_sub(shape.len()).map_or(1, |dim| operand.shape()[dim])
+        };
+        shape[at] != 1
+            && operands.iter().filter(|operand| is_largest(operand)).all(|operand| extent(operand) == 1)
+    };
+    for operand in order {
         let shift = shape.len() - operand.ndim();
         for (index, dim) in operand.layout().dims().iter().enumerate() {
             let target = &mut dims[index + shift];
-            let free = !dim.axes.iter().any(|axis| used.contains(axis));
+            let free = !dim.axes.iter().any(|axis| used.contains(axis))
+                && (is_largest(operand) || is_broadcast(index + shift));
             if dim.is_split() && !target.is_split() && free && dim.extent() == shape[index + shift] {
                 used.extend(&dim.axes);
                 *target = dim.clone();

@@ -3,7 +3,8 @@
 use isobar_array::kernel::{check_number, lowered};
 use isobar_array::{Binary, Comparison, Convert, Elementwise, Unary};
 use isobar_collectives::ReduceOp;
-use tch::{Device, Kind, Scalar, Tensor};
+use serde_json::Value;
+use tch::{Device, Kind, Scalar, TchError, Tensor};
 
 use super::align::align;
 use super::{operator, parameterised, rule, torch};
@@ -261,26 +262,22 @@ crate::register! {
         activation(call, Unary::Threshold { threshold, value })
     };
     /// x cut to the interval from `min` to `max`.
-    "clamp"(input; min, max) Nothing: |call| {
-        let min = call.optional_number("min")?.unwrap_or(f64::NEG_INFINITY);
-        let max = call.optional_number("max")?.unwrap_or(f64::INFINITY);
-        call.tensor(0)?.unary(Unary::Clamp { min, max })
-    };
+    "clamp"(input; min, max) Nothing: |call| clamp(call);
     /// a + α b (`alpha`, 1 if not given); b is a tensor, or the number `other`.
     "add"(input, other;; other, alpha) SmallerOperands:
-        |call| sum(call, Binary::Add, 1.0);
+        |call| sum(call, Binary::Add);
     /// a − α b (`alpha`, 1 if not given); b is a tensor, or the number `other`.
     "sub"(input: NotBool, other: NotBool;; other, alpha) SmallerOperands:
-        |call| sum(call, Binary::Sub, -1.0);
+        |call| sum(call, Binary::Sub);
     /// a · b; b is a tensor, or the number `other`.
     "mul"(input, other;; other) SmallerOperands:
-        |call| binary(call, Binary::Mul, || Ok(Unary::MulScalar(call.number("other")?)));
+        |call| mul(call);
     /// a / b; b is a tensor, or the number `other`.
     "div"(input, other;; other) SmallerOperands:
         |call| binary(call, Binary::Div, || Ok(Unary::MulScalar(1.0 / call.number("other")?)));
     /// aᵇ; b is a tensor, or the number `exponent`.
     "pow"(input, exponent: NotBothBool;; exponent) SmallerOperands:
-        |call| binary(call, Binary::Pow, || Ok(Unary::PowScalar(call.number("exponent")?)));
+        |call| pow(call);
     /// The greater of two numbers.
     "maximum"(input: NotComplex, other: NotComplex) SmallerOperands: |call| call.tensor(0)?.binary(Binary::Maximum, call.tensor(1)?);
     /// The lesser of two numbers.
@@ -323,12 +320,81 @@ fn activation(call: &Call<'_>, function: Unary) -> Result<ShardTensor> {
 }
 
 /// A sum or difference, of which the second operand has the factor α.
-fn sum(call: &Call<'_>, function: Binary, sign: f64) -> Result<ShardTensor> {
+fn sum(call: &Call<'_>, function: Binary) -> Result<ShardTensor> {
     let x = call.tensor(0)?;
-    match call.tensor_or_number(1)? {
-        Some(other) => x.binary(function, &parameterised::times_alpha(call, x, other)?),
-        None => Ok(x.unary(Unary::AddScalar(sign * call.or("alpha", 1.0)? * call.number("other")?))?),
+    if let Some(other) = call.tensor_or_number(1)? {
+        return x.binary(function, &parameterised::times_alpha(call, x, other)?);
     }
+    let alpha = if call.has("alpha")? { whole_number(call, "alpha")? } else { Some(1) };
+    let subtracts = function == Binary::Sub;
+    if let (Some(alpha), Some(other)) = (alpha, whole_number(call, "other")?) {
+        let c = alpha.saturating_mul(other);
+        let f = |x: &Tensor| if subtracts { x.f_sub_scalar(c) } else { x.f_add_scalar(c) };
+        return by_integer(call, function.name(), c, f);
+    }
+    let c = call.or("alpha", 1.0)? * call.number("other")?;
+    Ok(x.unary(Unary::AddScalar(if subtracts { -c } else { c }))?)
+}
+
+fn mul(call: &Call<'_>) -> Result<ShardTensor> {
+    match whole_number(call, "other")? {
+        Some(c) if call.tensor_or_number(1)?.is_none() => by_integer(call, "mul", c, |x| x.f_mul_scalar(c)),
+        _ => binary(call, Binary::Mul, || Ok(Unary::MulScalar(call.number("other")?))),
+    }
+}
+
+fn pow(call: &Call<'_>) -> Result<ShardTensor> {
+    match whole_number(call, "exponent")? {
+        Some(c) if call.tensor_or_number(1)?.is_none() => match c < 0 {
+            true => call
+                .refuse(format!("\"exponent\" is {c} for integers; expected 0 or more, or a floating dtype")),
+            false => {
+                let x = call.tensor(0)?;
+                check_number("pow", c as f64, x.kind())?;
+                x.map("pow", args!("exponent": c), |x| x.f_pow_tensor_scalar(c))
+            }
+        },
+        _ => binary(call, Binary::Pow, || Ok(Unary::PowScalar(call.number("exponent")?))),
+    }
+}
+
+fn clamp(call: &Call<'_>) -> Result<ShardTensor> {
+    let x = call.tensor(0)?;
+    let bound = |name| -> Result<_> { Ok((call.has(name)?, whole_number(call, name)?)) };
+    let (min, max) = (bound("min")?, bound("max")?);
+    // Both bounds that are given are integers, and one is given.
+    if x.kind() != Kind::Bool && min.0 == min.1.is_some() && max.0 == max.1.is_some() && (min.0 || max.0) {
+        let (min, max) = (min.1, max.1);
+        min.into_iter().chain(max).try_for_each(|bound| check_number("clamp", bound as f64, x.kind()))?;
+        return x.map("clamp", args!("min": min, "max": max), |x| {
+            let x = min.map_or_else(|| Ok(x.shallow_clone()), |min| x.f_clamp_min(min))?;
+            max.map_or_else(|| Ok(x.shallow_clone()), |max| x.f_clamp_max(max))
+        });
+    }
+    let min = call.optional_number("min")?.unwrap_or(f64::NEG_INFINITY);
+    let max = call.optional_number("max")?.unwrap_or(f64::INFINITY);
+    Ok(x.unary(Unary::Clamp { min, max })?)
+}
+
+/// Returns the argument `name` if it and the first tensor's elements are integers, whose results are then integers, too.
+fn whole_number(call: &Call<'_>, name: &str) -> Result<Option<i64>> {
+    let integers = [Kind::Bool, Kind::Uint8, Kind::Int8, Kind::Int16, Kind::Int, Kind::Int64];
+    if !integers.contains(&call.tensor(0)?.kind()) {
+        return Ok(None);
+    }
+    Ok(call.optional::<Value>(name)?.and_then(|value| value.as_i64()))
+}
+
+/// A linear function of each element of the first tensor and the integer `c`.
+fn by_integer(
+    call: &Call<'_>,
+    op: &'static str,
+    c: i64,
+    f: impl FnOnce(&Tensor) -> Result<Tensor, TchError>,
+) -> Result<ShardTensor> {
+    let x = call.tensor(0)?;
+    check_number(op, c as f64, x.kind())?;
+    x.map(op, args!("other": c), f)
 }
 
 /// A function of two tensors, or of one and a number.

@@ -3,7 +3,7 @@
 mod ring_search;
 mod search;
 
-use isobar_array::kernel::number;
+use isobar_array::kernel::{distances, number};
 use tch::{Kind, TchError, Tensor};
 
 use self::ring_search::{RingSchedule, Selection};
@@ -80,7 +80,7 @@ impl ShardTensor {
             let factor = |tensor, labels| Factor { tensor, labels, added: false };
             let longer = if a.ndim() > b.ndim() { &a } else { &b };
             let factors = [factor(&a, labels(&a, ['n', 'k'])), factor(&b, labels(&b, ['m', 'k']))];
-            contract("cdist", &factors, &labels(longer, ['n', 'm']), as_given, |t| direct(&t[0], &t[1], p))
+            contract("cdist", &factors, &labels(longer, ['n', 'm']), as_given, |t| distances(&t[0], &t[1], p))
         })
     }
 
@@ -213,14 +213,6 @@ fn check_radius(radius: f64) -> Result<()> {
 /// Returns points in their own dtype, in mixed precision too.
 fn as_given(x: &Tensor) -> Result<Tensor, TchError> {
     Ok(x.shallow_clone())
-}
-
-/// Distances from differences. Kinds that libtorch has none for are widened.
-fn direct(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor, TchError> {
-    // By differences, whatever the numbers of points: mode 2 of libtorch.
-    let (kind, direct) = (a.kind(), 2);
-    let wide = if kind == Kind::Double { kind } else { Kind::Float };
-    Tensor::f_cdist(&a.f_to_kind(wide)?, &b.f_to_kind(wide)?, p, direct)?.f_to_kind(kind)
 }
 
 /// A search: queries split over the axes that split either, points as they are.

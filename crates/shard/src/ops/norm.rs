@@ -3,7 +3,7 @@
 use isobar_array::kernel::full;
 use isobar_array::{Elementwise, RunningStats};
 use isobar_torch::guard::NoGrad;
-use tch::Tensor;
+use tch::{Kind, TchError, Tensor};
 
 use super::standard::standardize;
 use super::{grouped, in_full, operator, refuse, torch};
@@ -98,7 +98,11 @@ impl ShardTensor {
                 let x = in_full(OP, &self.resolved()?)?;
                 let shape = x.shape().to_vec();
                 let split = (1..x.ndim()).any(|dim| x.layout().is_sharded(dim));
-                if split && let Some(y) = grouped::group_norm(&x, groups, weight, bias, eps)? {
+                let fused = match split {
+                    true => grouped::group_norm(&x, groups, weight, bias, eps)?,
+                    false => local_group_norm(OP, &x, groups, weight, bias, eps)?,
+                };
+                if let Some(y) = fused {
                     return Ok(y);
                 }
                 let standard = if !split && x.local().numel() > 0 {
@@ -142,6 +146,10 @@ impl ShardTensor {
                     return refuse(OP, format!("{:?} is not [batch, channel, extent…]", self.shape()));
                 }
                 let x = in_full(OP, &self.resolved()?)?;
+                // A group of one channel each.
+                if let Some(y) = local_group_norm(OP, &x, x.shape()[1], weight, bias, eps)? {
+                    return Ok(y);
+                }
                 let dims: Vec<usize> = (2..x.ndim()).collect();
                 let standard = standardize(OP, &x, &dims, eps)?.y;
                 affine(
@@ -184,6 +192,11 @@ impl ShardTensor {
                     return refuse(OP, format!("{:?} is not [batch, channel, …]", self.shape()));
                 }
                 let x = in_full(OP, &self.resolved()?)?;
+                if let (false, Some(running)) = (training, &running)
+                    && let Some(y) = by_running_statistics(OP, &x, weight, bias, running, eps)?
+                {
+                    return Ok(y);
+                }
                 let (weight, bias) = (along_channels(OP, weight, &x)?, along_channels(OP, bias, &x)?);
                 if !training {
                     let Some(running) = running else {
@@ -227,6 +240,87 @@ fn inputs<'a>(
     bias: Option<&'a ShardTensor>,
 ) -> Vec<&'a ShardTensor> {
     [x].into_iter().chain(weight).chain(bias).collect()
+}
+
+/// Returns whether a rank can pass these vectors of channels to libtorch's norms as they are: it holds all channels of `x`, and
+/// the vectors are replicated and of its dtype.
+fn are_plain(x: &ShardTensor, vectors: &[Option<&ShardTensor>]) -> bool {
+    let plain = |vector: &&ShardTensor| {
+        vector.layout().is_replicated()
+            && vector.kind() == x.kind()
+            && vector.shape() == &x.shape()[1..2]
+            && vector.device_mesh() == x.device_mesh()
+    };
+    matches!(x.kind(), Kind::Float | Kind::Double)
+        && !x.layout().is_sharded(1)
+        && vectors.iter().flatten().all(plain)
+}
+
+/// Normalises this rank's part by `f`, an operator of libtorch that takes weight and bias.
+fn on_own_part(
+    op: &'static str,
+    x: &ShardTensor,
+    [weight, bias]: [Option<&ShardTensor>; 2],
+    f: impl FnOnce(&Tensor, Option<&Tensor>, Option<&Tensor>) -> Result<Tensor, TchError>,
+) -> Result<ShardTensor> {
+    let axes = x.layout().sharding_axes();
+    let local = |vector: Option<&ShardTensor>| vector.map(|vector| vector.mark_varying(&axes)).transpose();
+    let (weight, bias) = (local(weight)?, local(bias)?);
+    let normalise = || {
+        if x.local().numel() > 0 {
+            return f(x.local(), weight.as_ref(), bias.as_ref());
+        }
+        // libtorch refuses some parts without elements. The graph is that of the other ranks.
+        let mut along = vec![1; x.ndim()];
+        along[1] = -1;
+        let mut y = x.local().shallow_clone();
+        for vector in [&weight, &bias].into_iter().flatten() {
+            y = y.f_mul(&vector.f_view(along.as_slice())?)?;
+        }
+        Ok(y)
+    };
+    Ok(ShardTensor::new(named(op, &[x.local()], normalise())?, x.layout().clone()))
+}
+
+/// Group norm by libtorch's operator; `None` if the statistics are merged over ranks, or it does not take weight or bias.
+fn local_group_norm(
+    op: &'static str,
+    x: &ShardTensor,
+    groups: i64,
+    weight: Option<&ShardTensor>,
+    bias: Option<&ShardTensor>,
+    eps: f64,
+) -> Result<Option<ShardTensor>> {
+    let split = (1..x.ndim()).any(|dim| x.layout().is_sharded(dim));
+    let is_empty = x.shape()[1..].contains(&0);
+    if split || is_empty || !are_plain(x, &[weight, bias]) {
+        return Ok(None);
+    }
+    let norm = |x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>| {
+        x.f_group_norm(groups, weight, bias, eps, false)
+    };
+    on_own_part(op, x, [weight, bias], norm).map(Some)
+}
+
+/// Batch norm with running statistics by libtorch's operator, in one pass; `None` if it does not take the vectors.
+fn by_running_statistics(
+    op: &'static str,
+    x: &ShardTensor,
+    weight: Option<&ShardTensor>,
+    bias: Option<&ShardTensor>,
+    running: &RunningStats<'_, ShardTensor>,
+    eps: f64,
+) -> Result<Option<ShardTensor>> {
+    let (mean, var) = (running.mean, running.var);
+    let has_gradient = mean.requires_grad() || var.requires_grad();
+    if has_gradient || !are_plain(x, &[weight, bias, Some(mean), Some(var)]) {
+        return Ok(None);
+    }
+    let norm = |x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>| {
+        let (mean, var) = (mean.local().f_contiguous()?, var.local().f_contiguous()?);
+        x.f_batch_norm(weight, bias, Some(&mean), Some(&var), false, 0.0, eps, false)
+    };
+    on_own_part(op, x, [weight, bias], norm).map(Some)
 }
 
 fn affine(x: ShardTensor, weight: Option<&ShardTensor>, bias: Option<&ShardTensor>) -> Result<ShardTensor> {

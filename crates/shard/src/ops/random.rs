@@ -149,7 +149,7 @@ impl ShardTensor {
     ///
     /// # Errors
     ///
-    /// `p` outside [0, 1); a dtype that is not floating.
+    /// `p` outside [0, 1]; a dtype that is not floating.
     pub fn dropout(&self, p: f64, generator: &Generator) -> Result<Self> {
         self.dropout_of(p, generator, &Window::whole(self.shape()))
     }

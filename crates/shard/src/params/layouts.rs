@@ -221,10 +221,16 @@ impl ParameterLayouts {
         let shapes = listed.iter().map(|(name, shape, _)| (&name[..], &shape[..]));
         let layouts = self.layouts(shapes, mesh)?;
         let give = |(name, _, requires_grad): &(String, Vec<i64>, bool)| {
-            let placements = layouts[name].placements();
+            let layout = &layouts[name];
             let whole = state.get(name).map(Tensor::detach);
-            let leaf =
-                ShardTensor::scatter(whole.as_ref(), src, mesh, placements, &Sizes::Chunk, *requires_grad)?;
+            let leaf = ShardTensor::scatter(
+                whole.as_ref(),
+                src,
+                mesh,
+                layout.placements(),
+                &sizes_of(layout),
+                *requires_grad,
+            )?;
             Ok((name.clone(), leaf))
         };
         listed.iter().map(give).collect()
@@ -250,6 +256,15 @@ impl Row {
         let sizes = if sizes.is_empty() { Sizes::Chunk } else { Sizes::Explicit(sizes) };
         Layout::new(mesh, placements, shape, &sizes)
     }
+}
+
+/// Returns the sizes of a layout's shards. Strided shards follow a rule and have no table.
+fn sizes_of(layout: &Layout) -> Sizes {
+    let is_strided =
+        |index| layout.placements().iter().any(|p| p.dim() == Some(index) && *p != Placement::Shard(index));
+    let dims = layout.dims().iter().enumerate();
+    let dims = dims.filter(|&(index, dim)| dim.is_split() && !is_strided(index));
+    Sizes::Explicit(dims.map(|(index, dim)| (index, dim.sizes())).collect())
 }
 
 /// The names and shapes that the source has, and whether gradients are required, on every rank.

@@ -190,16 +190,22 @@ impl ParamStore {
                 reason: format!("{kind:?} is not a floating dtype"),
             }));
         }
-        self.convert(kind, self.options.1)
-    }
-
-    /// Moves all parameters and their gradients to `device`, in place: the model's handles see it.
-    ///
-    /// # Errors
-    ///
-    /// The device is not there, or its memory does not suffice.
-    pub fn set_device(&mut self, device: Device) -> Result<()> {
-        self.convert(self.options.0, device)
+        let _guard = NoGrad::new();
+        let convert = |tensor: &Tensor| tensor.f_detach()?.f_to_kind(kind);
+        // All new values first: where memory does not suffice, nothing has changed.
+        let mut converted = Vec::with_capacity(self.parameters.len());
+        for Parameter { tensor, name, .. } in &self.parameters {
+            for tensor in std::iter::once(tensor.shallow_clone()).chain(grad_of(tensor)) {
+                let value = convert(&tensor).map_err(|source| refused("convert", name, source))?;
+                converted.push((tensor, value));
+            }
+        }
+        for (mut tensor, value) in converted {
+            tensor.f_set_data(&value).map_err(|source| refused("set_data", "a parameter", source))?;
+        }
+        self.computed.iter_mut().for_each(|buffer| buffer.kind = kind);
+        self.options.0 = kind;
+        Ok(())
     }
 
     /// Loads a safetensors file as [`load`](Self::load) does a state dict.
@@ -436,25 +442,6 @@ impl ParamStore {
         if let Some(latest) = self.parameters.last_mut() {
             latest.gradient = source;
         }
-    }
-
-    fn convert(&mut self, kind: Kind, device: Device) -> Result<()> {
-        let _guard = NoGrad::new();
-        let convert = |tensor: &Tensor| tensor.f_detach()?.f_to_device_(device, kind, false, false);
-        // All new values first: where memory does not suffice, nothing has changed.
-        let mut converted = Vec::with_capacity(self.parameters.len());
-        for Parameter { tensor, name, .. } in &self.parameters {
-            for tensor in std::iter::once(tensor.shallow_clone()).chain(grad_of(tensor)) {
-                let value = convert(&tensor).map_err(|source| refused("convert", name, source))?;
-                converted.push((tensor, value));
-            }
-        }
-        for (mut tensor, value) in converted {
-            tensor.f_set_data(&value).map_err(|source| refused("set_data", "a parameter", source))?;
-        }
-        self.computed.iter_mut().for_each(|buffer| buffer.kind = kind);
-        self.options = (kind, device);
-        Ok(())
     }
 }
 

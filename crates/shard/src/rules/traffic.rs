@@ -294,7 +294,7 @@ fn product(call: &Footprint<'_>, contracted: bool) -> u64 {
 /// backward; or the gradients of replicated ones are summed. Tensors with other placements are redistributed.
 fn attention(call: &Footprint<'_>) -> u64 {
     let tokens = (0..3).any(|at| call.is_split_along(at, -2) || call.is_split_along(at, -1));
-    let pairs = call.size(1) + call.size(2);
+    let pairs = over_batch(call, 1) + over_batch(call, 2);
     let round = if tokens { (3 * pairs).max(call.sum(pairs)) } else { 0 };
     // Fewer heads of keys than of queries may be split otherwise; a mask is cut to the scores, and its gradient summed.
     let heads = |at: usize| {
@@ -306,6 +306,16 @@ fn attention(call: &Footprint<'_>) -> u64 {
     let mask = if call.is_split(3) { call.size(3) } else { 0 };
     let mask = mask + if call.gradients { call.sum(call.size(3)) } else { 0 };
     round + grouped + mask + split_features(call, 3) + call.otherwise_split()
+}
+
+/// Returns the bytes of keys or values, broadcast to the batch and the heads of the queries.
+fn over_batch(call: &Footprint<'_>, at: usize) -> u64 {
+    let shape = |at: usize| call.tensors.get(at).map(|tensor| tensor.layout.shape()).unwrap_or_default();
+    let shares_heads = matches!(call.attr("enable_gqa"), Ok(Some(true)));
+    let batch = shape(0).len().saturating_sub(if shares_heads { 3 } else { 2 });
+    let lead = shape(0).iter().zip(shape(at)).take(batch);
+    let copies: i64 = lead.map(|(&wide, &extent)| if extent == 1 { wide } else { 1 }).product();
+    call.size(at) * copies as u64
 }
 
 /// Bounds a search of neighbours: split points travel round a ring once, and their gradients come from each other shard; the

@@ -100,6 +100,19 @@ fn other_numbers_of_dims(#[case] _dims: usize, #[case] query: &'static [i64], #[
     });
 }
 
+/// Keys and values of one sample, or one head, for all.
+#[rstest]
+fn broadcast_keys(#[values(0, 1, 2, 4)] mesh: usize, #[values(0, 1)] which: usize) {
+    on_mesh(MESHES[mesh], move |mesh| {
+        let key = [[1, 2, 6, 3], [2, 1, 6, 3]][which];
+        let case = Case::new(&[2, 2, 5, 3], &key, 3);
+        let want = case.dense(None, false, false);
+        for layouts in &triples(mesh, &case) {
+            case.check(layouts.each_ref(), &AttentionOptions::default(), &want);
+        }
+    });
+}
+
 #[test]
 fn features_split() {
     on_mesh(&[2], |mesh| {
@@ -152,7 +165,7 @@ fn wrong_arguments_are_errors() {
         };
         let plain = AttentionOptions::default();
         assert!(attend(&x, &tensor(&[2, 2, 4, 5]), &plain).contains("features"));
-        assert!(attend(&x, &tensor(&[2, 1, 4, 3]), &plain).contains("expected equal"));
+        assert!(attend(&x, &tensor(&[2, 3, 4, 3]), &plain).contains("expected equal"));
         assert!(attend(&x, &tensor(&[2, 4, 3]), &plain).contains("dims"));
         let both = AttentionOptions { attn_mask: Some(&mask), is_causal: true, ..plain };
         assert!(attend(&x, &x, &both).contains("is_causal"));

@@ -1,8 +1,8 @@
 //! Fields at points between those of their grid.
 
-use tch::Kind;
+use tch::{Kind, Tensor};
 
-use crate::array::{Array, Unary, argument};
+use crate::array::{Array, Comparison, Unary, argument, named};
 use crate::dtypes::{Dtype, check_dtypes};
 use crate::error::Result;
 use crate::registry::Attrs;
@@ -79,6 +79,12 @@ pub(super) fn grid_sample<A: Array>(x: &A, grid: &A, options: &GridSample) -> Re
     }
     let tensors = [("input", x.kind(), Dtype::Floating), ("grid", grid.kind(), Dtype::Operand)];
     check_dtypes(OP, tensors, x.device())?;
+    let kinds = [x.kind(), grid.kind()];
+    let all_dims: Vec<usize> = (0..spatial + 2).collect();
+    let is_wide = kinds == [Kind::Float; 2] || kinds == [Kind::Double; 2];
+    if is_wide && x.num_shards(&all_dims) == 1 && grid.num_shards(&[spatial + 1]) == 1 {
+        return sample_replicated(x, grid, options);
+    }
     // Rows of the table: the index of a sample times the points of a field, and of each dim in turn.
     let samples = whole(&grid.to_kind(Kind::Double)?.linspace_along(0, 0.0, (shape[0] - 1) as f64)?)?;
     let samples = samples.reshape(&[&[shape[0]], &vec![1; spatial][..]].concat())?;
@@ -110,6 +116,39 @@ pub(super) fn grid_sample<A: Array>(x: &A, grid: &A, options: &GridSample) -> Re
     y.permute(&channels_second)
 }
 
+/// Samples a field that every rank holds in full, with libtorch's operator.
+fn sample_replicated<A: Array>(x: &A, grid: &A, options: &GridSample) -> Result<A> {
+    const OP: &str = "grid_sample";
+    let dims = grid.shape().len();
+    let (points, _) = grid.into_local()?;
+    let mode = match options.interpolation {
+        Interpolation::Linear => 0,
+        Interpolation::Nearest => 1,
+        other => return Err(argument(OP, format!("interpolation {other:?}; expected Linear or Nearest"))),
+    };
+    let padding = options.padding as i64;
+    let channels_last: Vec<i64> = [0].into_iter().chain(2..dims as i64).chain([1]).collect();
+    let sampled = |x: &Tensor, indices: &[Tensor]| {
+        let sample = || {
+            let own = if points.size()[0] == x.size()[0] {
+                x.shallow_clone()
+            } else {
+                x.f_index_select(0, &indices[0])?
+            };
+            let mut shape = points.size();
+            shape[dims - 1] = x.size()[1];
+            if shape.contains(&0) {
+                // libtorch does not take these. The graph is that of the other ranks.
+                return own.f_sum(own.kind())?.f_add(&points.f_sum(points.kind())?)?.f_expand(shape, false);
+            }
+            own.f_grid_sampler(&points, mode, padding, options.align_corners)?.f_permute(&channels_last)
+        };
+        named(OP, &[x, &points], sample())
+    };
+    let channels_second: Vec<i64> = [0, dims as i64 - 1].into_iter().chain(1..dims as i64 - 1).collect();
+    x.on_shards_of(grid, dims - 1, &sampled)?.permute(&channels_second)
+}
+
 /// The neighbours along a dim of that extent of points at these coordinates between −1 and 1.
 fn neighbours<A: Array>(
     op: &'static str,
@@ -126,10 +165,10 @@ fn neighbours<A: Array>(
     let at = match options.padding {
         // All of them are zero from a point beyond the ends on.
         SamplePadding::Zeros => clamp(&at, -2.0, n + 1.0)?,
-        SamplePadding::Border => clamp(&at, 0.0, last)?,
+        SamplePadding::Border => cut_to_ends(&at, last)?,
         SamplePadding::Reflection => {
             let (low, span) = if options.align_corners { (0.0, last) } else { (-0.5, n) };
-            clamp(&mirrored(&at, low, span)?, 0.0, last)?
+            cut_to_ends(&mirrored(&at, low, span)?, last)?
         }
     };
     let floor = whole(&at.detach()?.add_scalar(2.0)?)?.add_scalar(-2.0)?;
@@ -149,6 +188,15 @@ fn neighbours<A: Array>(
         }
         other => Err(argument(op, format!("interpolation {other:?}; expected Linear or Nearest"))),
     }
+}
+
+/// Clamps coordinates to the ends of the field. Points at the ends have no gradient, as in PyTorch, whose `clamp` would
+/// give them one.
+fn cut_to_ends<A: Array>(at: &A, last: f64) -> Result<A> {
+    let cut = clamp(&at.detach()?, 0.0, last)?;
+    let first = cut.mul_scalar(0.0)?;
+    let before_last = cut.compare(Comparison::Lt, &first.add_scalar(last)?)?.select_where(at, &cut)?;
+    cut.compare(Comparison::Gt, &first)?.select_where(&before_last, &cut)
 }
 
 /// The neighbour with that index; beyond the ends it has no weight.

@@ -55,7 +55,8 @@ fn torch<T>(result: Result<T, TchError>) -> Result<T> {
 impl ShardTensor {
     /// softmax(`query` `key`ᵀ · scale + mask) `value` over the keys: `query` `[…, heads, queries, features]`, `key`
     /// `[…, heads, keys, features]`, `value` `[…, heads, keys, out]`, the result `[…, heads, queries, out]`, of their dtype, laid
-    /// out as the query where that is possible. A query that sees no key gets zeros.
+    /// out as the query where that is possible. A query that sees no key gets zeros. Keys and values of one sample, or of one head,
+    /// are broadcast to all.
     ///
     /// Batch, heads and sequences may be split in any way and over any axes, in parts of any sizes; what is split over batch or
     /// heads is local. Where sequences are split, see [`AttentionStrategy`](isobar_array::AttentionStrategy). The matrix of scores is never whole in memory, and
@@ -99,6 +100,8 @@ impl ShardTensor {
         let args = || args(options);
         operator(NAME, &inputs, args, || {
             same_mesh(NAME, &inputs)?;
+            let (key, value) = (over_batch(key, query, options)?, over_batch(value, query, options)?);
+            let (key, value) = (&key, &value);
             validate(query, key, value, mask, options)?;
             let ready = |x: &Self| {
                 let x = x.resolved()?.consecutive()?;
@@ -107,6 +110,19 @@ impl ShardTensor {
             attend(&ready(query)?, &ready(key)?, &ready(value)?, mask, options)
         })
     }
+}
+
+/// Broadcasts keys or values to the batch and the heads of the queries.
+fn over_batch(x: &ShardTensor, query: &ShardTensor, options: &AttentionOptions<'_>) -> Result<ShardTensor> {
+    let lead = if x.ndim() == query.ndim() { x.ndim().saturating_sub(2) } else { 0 };
+    let mut shape = x.shape().to_vec();
+    let batch = if options.enable_gqa { lead.saturating_sub(1) } else { lead };
+    for (extent, &wide) in shape.iter_mut().zip(query.shape()).take(batch) {
+        if *extent == 1 {
+            *extent = wide;
+        }
+    }
+    if shape == x.shape() { Ok(x.shallow_clone()) } else { x.resolved()?.expand(&shape) }
 }
 
 fn validate(

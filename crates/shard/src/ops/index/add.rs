@@ -5,7 +5,7 @@ use tch::Tensor;
 
 use super::pick::{check_extents, element_route};
 use super::route::{Owners, Route};
-use super::{is_free, propagate_error, replaced, resolved_indices, split_of_indices};
+use super::{is_free, propagate_error, replaced, resolved_indices, split_beside, split_of_indices};
 use crate::error::Result;
 use crate::layout::{Dim, Layout, Placement};
 use crate::ops::parameterised::times_alpha;
@@ -16,7 +16,8 @@ use crate::tensor::{ShardTensor, same_mesh};
 
 impl ShardTensor {
     /// This tensor plus, at the places along `dim` that `index` (`Int64`, one dim) names, the elements of `source`. Laid out as this
-    /// tensor; only the source's elements travel, to where they are added.
+    /// tensor, and along other dims that this tensor holds in full as the source; only the source's elements travel, to where they
+    /// are added.
     ///
     /// # Errors
     ///
@@ -34,8 +35,9 @@ impl ShardTensor {
                 let shapes = format!("index {:?} and source {:?}", index.shape(), source.shape());
                 return refuse(OP, format!("{shapes} do not fit {:?} along dim {at}", self.shape()));
             }
-            let x = self.resolved()?.consecutive()?;
             let (index, source) = (resolved_indices(index)?, source.resolved()?);
+            let x = self.resolved()?.consecutive()?;
+            let x = x.to_layout(&split_beside(x.layout(), source.layout(), at))?;
             let (along, summed) = walked(&x, &source.layout().dims()[at], at);
             let source =
                 source.to_layout(&x.layout().with_dims(replaced(x.layout().dims(), at, along.clone())))?;
@@ -61,7 +63,8 @@ impl ShardTensor {
     }
 
     /// This tensor plus the elements of `source`, each at its own place, but at the place along `dim` that `index` (`Int64`, of the
-    /// source's shape) names. Laid out as this tensor; only the source's elements travel.
+    /// dims, and at most the source's extents) names; of a larger source its leading part counts. Laid out as this tensor, and along
+    /// other dims that this tensor holds in full as the source; only the source's elements travel.
     ///
     /// # Errors
     ///
@@ -73,14 +76,21 @@ impl ShardTensor {
             same_mesh(OP, &[self, index, source])?;
             let at = resolve(OP, dim, self.ndim())?;
             check_extents(OP, self, index, at)?;
-            if source.shape() != index.shape() {
-                return refuse(
-                    OP,
-                    format!("index {:?} and source {:?} differ", index.shape(), source.shape()),
-                );
+            let covers = source.ndim() == index.ndim()
+                && source.shape().iter().zip(index.shape()).all(|(extent, needed)| extent >= needed);
+            if !covers {
+                let shapes = format!("index {:?} and source {:?}", index.shape(), source.shape());
+                return refuse(OP, format!("{shapes}; expected a source at least as large as the index"));
+            }
+            let (index, mut source) = (resolved_indices(index)?, source.resolved()?);
+            // The source's leading part counts.
+            for (dim, &extent) in index.shape().iter().enumerate() {
+                if extent < source.shape()[dim] {
+                    source = source.narrow(dim as i64, 0, extent)?;
+                }
             }
             let x = self.resolved()?.consecutive()?;
-            let (index, source) = (resolved_indices(index)?, source.resolved()?);
+            let x = x.to_layout(&split_beside(x.layout(), source.layout(), at))?;
             let (along, summed) = walked(&x, &source.layout().dims()[at], at);
             // Along other dims the index reaches so far, and lies with the elements that it walks beside.
             let mut reached = x.shallow_clone();

@@ -59,6 +59,20 @@ fn split_of_indices(dim: &Dim, indices: &Dim) -> Dim {
     }
 }
 
+/// Returns the layout of `x` with the splits that `other` has of dims that `x` holds in full, except for the dim `at`, as far as
+/// their axes are free.
+fn split_beside(x: &Layout, other: &Layout, at: usize) -> Layout {
+    let (mut dims, mut used) = (x.dims().to_vec(), x.sharding_axes());
+    for (index, dim) in other.dims().iter().enumerate().filter(|&(index, _)| index != at) {
+        let fits = dim.extent() == dims[index].extent() && dim.is_consecutive();
+        if dim.is_split() && !dims[index].is_split() && fits && is_free(dim, &used) {
+            used.extend(&dim.axes);
+            dims[index] = dim.clone();
+        }
+    }
+    x.with_dims(dims)
+}
+
 /// `dims` with one replaced.
 fn replaced(dims: &[Dim], at: usize, by: Dim) -> Vec<Dim> {
     let mut dims = dims.to_vec();

@@ -3,7 +3,7 @@
 use tch::Tensor;
 
 use super::route::{Owners, Route};
-use super::{is_free, propagate_error, replaced, resolved_indices, split_of_indices};
+use super::{is_free, propagate_error, replaced, resolved_indices, split_beside, split_of_indices};
 use crate::error::{Error, Result};
 use crate::layout::Dim;
 use crate::ops::{operator, refuse, resolve, torch};
@@ -51,7 +51,8 @@ impl ShardTensor {
     }
 
     /// For each element of `index` (`Int64`, as many dims), the element of this tensor at the same place, but at that index along
-    /// `dim`. The index's extents along other dims are at most this tensor's. Only what is named travels.
+    /// `dim`. The index's extents along other dims are at most this tensor's; splits of the index along other dims that this tensor
+    /// holds in full are kept. Only what is named travels.
     ///
     /// # Errors
     ///
@@ -71,6 +72,7 @@ impl ShardTensor {
                 }
             }
             let index = resolved_indices(index)?;
+            let x = x.to_layout(&split_beside(x.layout(), index.layout(), at))?;
             let own = &index.layout().dims()[at];
             let split = x.layout().is_sharded(at);
             let along = match split {

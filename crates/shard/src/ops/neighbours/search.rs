@@ -1,12 +1,10 @@
 //! Search of a rank's queries in a block of points.
 
+use isobar_array::kernel::{distances, query_tiles, smallest};
 use tch::{Kind, TchError, Tensor};
 
-use super::{direct, torch};
+use super::torch;
 use crate::error::Result;
-
-/// Distances that are computed at once.
-const TILE: i64 = 1 << 21;
 
 /// Pairs of a query and a point, by query; of each query in the order that the search wants.
 pub(super) struct Pairs {
@@ -120,11 +118,9 @@ fn tiles(
     moves_on: &mut dyn FnMut() -> Result<()>,
     mut f: impl FnMut(&Tensor, i64) -> Result<(), TchError>,
 ) -> Result<()> {
-    let count = queries.size()[0];
-    let rows = (TILE / block.size()[0].max(1)).max(1);
-    for from in (0..count).step_by(rows as usize) {
-        let some = torch(queries.f_narrow(0, from, rows.min(count - from)))?;
-        torch(direct(&some, block, 2.0).and_then(|distances| f(&distances, from)))?;
+    for (from, count) in query_tiles(queries.size()[0], block.size()[0]) {
+        let some = torch(queries.f_narrow(0, from, count))?;
+        torch(distances(&some, block, 2.0).and_then(|distances| f(&distances, from)))?;
         moves_on()?;
     }
     Ok(())
@@ -171,21 +167,6 @@ impl Search for Nearest {
         };
         torch(merge())
     }
-}
-
-/// The `k` smallest of each row and their columns; of equal ones those of lower columns, in no particular order.
-fn smallest(distances: &Tensor, k: i64) -> Result<(Tensor, Tensor), TchError> {
-    let (values, mut columns) = distances.f_topk(k, 1, false, true)?;
-    // It takes any of those that are as far as the last: rows where there are more are sorted.
-    let last = values.f_narrow(1, k - 1, 1)?;
-    let as_near = distances.f_le_tensor(&last)?.f_sum_dim_intlist(1, false, Kind::Int64)?;
-    let tied = as_near.f_gt(k)?.f_nonzero()?.f_squeeze_dim(1)?;
-    if tied.size()[0] == 0 {
-        return Ok((values, columns));
-    }
-    let (_, order) = distances.f_index_select(0, &tied)?.f_sort_stable(true, 1, false)?;
-    let _ = columns.f_index_copy_(0, &tied, &order.f_narrow(1, 0, k)?)?;
-    Ok((distances.f_gather(1, &columns, false)?, columns))
 }
 
 impl Search for Within {

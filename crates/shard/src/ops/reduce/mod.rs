@@ -117,7 +117,8 @@ impl ShardTensor {
     /// `statistic` over `dims` (all, where none are named), which stay with extent 1 where `keepdim`.
     ///
     /// Each rank takes it of its part; over split dims, sums and means come out as partial sums, which cost nothing until an
-    /// operator needs their values, and the others are merged from one small exchange. Partial sums and means of 16 bits are
+    /// operator needs their values, and the others are merged from one small exchange; so do sums and means of a partial sum, which
+    /// is not reduced before. Partial sums and means of 16 bits are
     /// reduced immediately, in single precision. All ranks of the mesh call.
     ///
     /// # Errors
@@ -131,8 +132,12 @@ impl ShardTensor {
             args!("dim": dims, "keepdim": keepdim, "correction": statistic.correction(), "p": statistic.order()),
             || {
                 statistic.check(self.kind(), self.device())?;
-                let x =
-                    if statistic.is_in_full() { in_full(op, &self.resolved()?)? } else { self.resolved()? };
+                let is_linear = matches!(statistic, Statistic::Sum | Statistic::Mean);
+                let x = match is_linear && is_wide_sum(self) {
+                    true => self.shallow_clone(),
+                    false => self.resolved()?,
+                };
+                let x = if statistic.is_in_full() { in_full(op, &x)? } else { x };
                 let over = Over::new(op, &x, dims, keepdim)?;
                 let (local, dims) = (x.local(), over.dims.as_slice());
                 match statistic {
@@ -328,6 +333,14 @@ impl Over {
         let everyones = self.everyones(x.layout(), &local)?;
         self.done(torch("reduce", of_all(&everyones))?)
     }
+}
+
+/// Returns whether the tensor is a partial sum of a dtype in which sums of its parts are as precise as its own.
+fn is_wide_sum(x: &ShardTensor) -> bool {
+    let mut partial = x.placements().iter().filter(|placement| placement.is_partial()).peekable();
+    partial.peek().is_some()
+        && partial.all(|placement| *placement == Placement::Partial(ReduceOp::Sum))
+        && !matches!(x.kind(), Kind::Half | Kind::BFloat16 | Kind::Bool)
 }
 
 /// The square root, with a gradient of 0 at 0, as libtorch's standard deviation has it.

@@ -148,7 +148,8 @@ impl ShardTensor {
         })
     }
 
-    /// At most `chunks` parts of equal size, the last one shorter, as `torch.chunk`. Nothing is sent.
+    /// At most `chunks` parts of equal size, the last one shorter, as `torch.chunk`; exactly `chunks` empty parts of an extent of 0.
+    /// Nothing is sent.
     ///
     /// # Errors
     ///
@@ -162,8 +163,9 @@ impl ShardTensor {
             }
             let mut sizes = isobar_collectives::chunk(extent, chunks);
             sizes.retain(|&size| size > 0);
+            // Of no elements, as many empty parts as were asked for.
             if extent == 0 {
-                sizes = vec![0];
+                sizes = vec![0; chunks];
             }
             self.split(&sizes, dim)
         })

@@ -38,7 +38,10 @@ impl ShardTensor {
                 .map(|(w, native)| if *native { w.before } else { 0 })
                 .collect();
             let (y, indices) = maxima(&windowed.local, &geometries, padding, pool.ceil_mode)?;
-            let global = global_indices(&indices, &windowed, &geometries);
+            let global = match windowed.native.iter().all(|native| *native) {
+                true => Ok(indices.shallow_clone()),
+                false => global_indices(&indices, &windowed, &geometries),
+            };
             let y = named(OP, &[&y], windowed.trim(y.shallow_clone(), &geometries))?;
             let global = named(OP, &[&indices], global.and_then(|g| windowed.trim(g, &geometries)))?;
             let layout = result_layout(&x, &geometries, &windowed.results);
