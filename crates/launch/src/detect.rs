@@ -7,13 +7,11 @@ use isobar_registry::nearest;
 
 use crate::Environment;
 use crate::error::MOST_RANKS;
+use crate::slurm::{Step, in_slurm_step};
 use crate::{Launch, LaunchError, Method};
 
 const FORCE: &str = "ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD";
 const FORCE_PHYSICSNEMO: &str = "PHYSICSNEMO_DISTRIBUTED_INITIALIZATION_METHOD";
-
-/// SLURM numbers its batch, extern, interactive and pending steps from here up.
-const FIRST_SPECIAL_STEP: u64 = 0xFFFF_FFF0;
 
 /// The launch that the environment describes; by `forced` only where given.
 ///
@@ -56,21 +54,6 @@ pub fn forced_method(environment: &Environment) -> Result<Option<Method>, Launch
         }
         (isobar, other) => Ok(isobar.or(other)),
     }
-}
-
-/// Returns whether srun, or a program that sets srun's variables, started this process.
-#[must_use]
-pub fn in_slurm_step(environment: &Environment) -> bool {
-    let Some(procid) = environment.get("SLURM_PROCID") else { return false };
-    let step = environment.get("SLURM_STEP_ID").or_else(|| environment.get("SLURM_STEPID"));
-    let special =
-        step.and_then(|step| step.parse::<u64>().ok()).is_some_and(|step| step >= FIRST_SPECIAL_STEP);
-    if special {
-        return false;
-    }
-    let in_step = step.is_some() || environment.has("SLURM_LAUNCH_NODE_IPADDR");
-    // The shell of a job has a job's number and is process 0 of no step.
-    in_step || !(procid == "0" && environment.has("SLURM_JOB_ID"))
 }
 
 fn env_mend() -> String {
@@ -127,7 +110,7 @@ impl Reader<'_> {
         let get = |name| self.environment.get(name);
         let by_slurm = get("PMIX_NAMESPACE").is_some_and(|name| name.starts_with("slurm."));
         let agree = get("OMPI_COMM_WORLD_RANK") == get("SLURM_PROCID")
-            && get("OMPI_COMM_WORLD_SIZE") == get("SLURM_NPROCS");
+            && get("OMPI_COMM_WORLD_SIZE") == get(Step::read(self.environment).size_variable);
         !by_slurm && !agree
     }
 
@@ -161,11 +144,9 @@ impl Reader<'_> {
     fn slurm(&self) -> Result<Launch, LaunchError> {
         let method = Method::Slurm;
         let mend = "start the ranks by `srun -n RANKS program`".to_owned();
-        // A step may have fewer tasks than its job; older SLURM sets only the job's number.
-        let named = ["SLURM_STEP_NUM_TASKS", "SLURM_NPROCS"];
-        let size_variable =
-            named.into_iter().find(|name| self.environment.has(name)).unwrap_or("SLURM_NPROCS");
-        let (rank, size) = self.rank_and_size(method, "SLURM_PROCID", size_variable, &mend)?;
+        // A forced method also takes the variables of a job's shell, which is in no step.
+        let step = Step::read(self.environment);
+        let (rank, size) = self.rank_and_size(method, "SLURM_PROCID", step.size_variable, &mend)?;
         let local_rank = self.number(method, "SLURM_LOCALID")?;
         let missing =
             |missing| LaunchError::Missing { method, present: "SLURM_PROCID".to_owned(), missing, mend };
@@ -176,7 +157,8 @@ impl Reader<'_> {
         });
         let addr =
             self.environment.get("MASTER_ADDR").or_else(|| self.environment.get("SLURM_LAUNCH_NODE_IPADDR"));
-        let port = self.port(method)?.or_else(|| self.derived_port(&["SLURM_JOB_ID", "SLURM_STEP_ID"]));
+        let job = self.environment.get("SLURM_JOB_ID");
+        let port = self.port(method)?.or_else(|| port_of(&[job, step.id]));
         Ok(Launch {
             method,
             rank,
@@ -281,14 +263,12 @@ impl Reader<'_> {
         if self.forced || self.environment.has("TORCHELASTIC_RUN_ID") {
             return Ok(());
         }
-        let slurm = in_slurm_step(self.environment);
-        let others = [
-            ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", true, Method::OpenMpi),
-            ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", slurm, Method::Slurm),
-        ];
-        for (other_size, other_rank, there, method) in others {
+        let openmpi = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", Method::OpenMpi);
+        let slurm =
+            Step::of(self.environment).map(|step| (step.size_variable, "SLURM_PROCID", Method::Slurm));
+        for (other_size, other_rank, method) in std::iter::once(openmpi).chain(slurm) {
             let pairs = [("WORLD_SIZE", size, other_size), ("RANK", rank, other_rank)];
-            for (variable, value, other) in pairs.into_iter().filter(|_| there) {
+            for (variable, value, other) in pairs {
                 if let Some(other_value) = self.number(method, other)?
                     && other_value != value
                     && self.number(method, other_size)? != Some(1)
@@ -329,12 +309,9 @@ impl Reader<'_> {
         self.derived_port(&["TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"])
     }
 
-    /// A port below the ephemeral ones that two jobs on one host seldom share; none where no variable names the job.
+    /// The port of a job by the variables that name it.
     fn derived_port(&self, job: &[&str]) -> Option<u16> {
-        let parts: Vec<&str> = job.iter().filter_map(|name| self.environment.get(name)).collect();
-        let mut hasher = DefaultHasher::new();
-        parts.hash(&mut hasher);
-        (!parts.is_empty()).then(|| 15_000 + (hasher.finish() % 15_000) as u16)
+        port_of(&job.iter().map(|name| self.environment.get(name)).collect::<Vec<_>>())
     }
 
     fn number(&self, method: Method, variable: &'static str) -> Result<Option<usize>, LaunchError> {
@@ -346,4 +323,12 @@ impl Reader<'_> {
             expected: "a number from 0",
         })
     }
+}
+
+/// A port below the ephemeral ones that two jobs on one host seldom share; none where nothing names the job.
+fn port_of(job: &[Option<&str>]) -> Option<u16> {
+    let parts: Vec<&str> = job.iter().copied().flatten().collect();
+    let mut hasher = DefaultHasher::new();
+    parts.hash(&mut hasher);
+    (!parts.is_empty()).then(|| 15_000 + (hasher.finish() % 15_000) as u16)
 }

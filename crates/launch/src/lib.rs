@@ -21,6 +21,7 @@ mod environment;
 mod error;
 mod progress;
 mod reporter;
+pub mod slurm;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -30,11 +31,12 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use attempt::{Attempt, LAUNCH_ATTEMPT, LAUNCH_ID, attempt};
-pub use detect::{detect, forced_method, in_slurm_step};
+pub use detect::{detect, forced_method};
 pub use environment::{Environment, concerns_ranks};
 pub use error::LaunchError;
 pub use progress::{LAUNCH_PROGRESS, draws_progress, identity as pipe_identity};
 pub use reporter::reports;
+pub use slurm::in_slurm_step;
 pub use token::{TOKEN, token};
 pub use transport::{Available, BackendChoice, Transport, TransportOptions, mpi_mend, transport};
 

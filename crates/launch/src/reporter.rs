@@ -2,7 +2,7 @@
 
 use crate::Environment;
 use crate::LaunchError;
-use crate::detect::in_slurm_step;
+use crate::slurm::Step;
 
 /// Returns whether this process prints an error of its launcher's variables: the one that they call rank 0, if
 /// rank 0 has the same error, and each that has an error of its own.
@@ -29,12 +29,11 @@ fn is_of_one_rank(variable: &str) -> bool {
 /// may have set. A launch of one process, around the launch of the ranks or left over, does not count.
 fn rank(environment: &Environment) -> Option<usize> {
     let number = |name: &str| environment.get(name)?.parse::<usize>().ok();
-    let slurm = if in_slurm_step(environment) { number("SLURM_PROCID") } else { None };
-    let tasks = number("SLURM_STEP_NUM_TASKS").or_else(|| number("SLURM_NPROCS"));
+    let slurm = Step::of(environment);
     [
         (number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_SIZE")),
         (number("PMI_RANK"), number("PMI_SIZE")),
-        (slurm, tasks),
+        (slurm.and_then(|step| step.rank), slurm.and_then(|step| step.tasks)),
         (number("RANK"), number("WORLD_SIZE")),
         (number("PMIX_RANK"), None),
         (number("LOCAL_RANK"), number("LOCAL_WORLD_SIZE")),
@@ -70,6 +69,7 @@ mod tests {
     #[case::local("LOCAL_RANK=@", &[Some(true), Some(false), Some(false)])]
     #[case::around("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 RANK=@", &[Some(true), Some(false), Some(false)])]
     #[case::method("RANK=@ WORLD_SIZE=3 ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD=magic", &[Some(true), Some(false), Some(false)])]
+    #[case::srun("SLURM_STEPID=0 SLURM_PROCID=@ SLURM_NTASKS=3 RANK=@", &[Some(true), Some(false), Some(false)])]
     #[case::one_rank_for_all("RANK=0 WORLD_SIZE=3 MASTER_ADDR=a MASTER_PORT=1 OMPI_COMM_WORLD_RANK=@ OMPI_COMM_WORLD_SIZE=3", &[None, Some(true), Some(false)])]
     #[case::too_few("RANK=@ WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=1", &[None, None, Some(true)])]
     #[case::no_number("RANK=x@ WORLD_SIZE=2", &[Some(true); 3])]

@@ -59,6 +59,22 @@ const HYDRA: &str = "PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 P
     Some(0),
     Some("10.0.0.2")
 )]
+#[case::slurm_tasks_alone(
+    "SLURM_STEPID=0 SLURM_PROCID=2 SLURM_NTASKS=4 SLURM_LOCALID=0 SLURM_LAUNCH_NODE_IPADDR=10.0.0.2",
+    Method::Slurm,
+    2,
+    Some(4),
+    Some(0),
+    Some("10.0.0.2")
+)]
+#[case::slurm_step_smaller_than_its_job(
+    "SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_NTASKS=4 SLURM_NPROCS=4 SLURM_LOCALID=0",
+    Method::Slurm,
+    1,
+    Some(2),
+    Some(0),
+    None
+)]
 #[case::openmpi(OPENMPI, Method::OpenMpi, 3, Some(4), Some(3), Some("127.0.0.1"))]
 #[case::mpich(HYDRA, Method::Mpich, 1, Some(2), Some(1), Some("127.0.0.1"))]
 #[case::pmi("PMI_RANK=1 PMI_SIZE=2", Method::Pmi, 1, Some(2), None, None)]
@@ -100,6 +116,10 @@ fn detects(
 #[case::slurm_before_openmpi_where_they_agree(
     &[SLURM, "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4"], Method::Slurm, 2
 )]
+#[case::slurm_before_openmpi_by_the_step(
+    &["SLURM_STEPID=0 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_NPROCS=4 SLURM_LOCALID=0",
+      "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2"], Method::Slurm, 1
+)]
 #[case::intel(&[HYDRA, "I_MPI_HYDRA_BOOTSTRAP=ssh"], Method::IntelMpi, 1)]
 #[case::forced_openmpi(&[ENV, OPENMPI, "ISOBAR_DISTRIBUTED_INITIALIZATION_METHOD=OPENMPI"], Method::OpenMpi, 3)]
 #[case::forced_slurm(&[ENV, SLURM, "PHYSICSNEMO_DISTRIBUTED_INITIALIZATION_METHOD=slurm"], Method::Slurm, 2)]
@@ -133,6 +153,14 @@ fn chooses_between_launchers(#[case] variables: &[&str], #[case] method: Method,
 #[case::left_over_env_under_srun(
     "RANK=0 WORLD_SIZE=1 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NPROCS=2 SLURM_STEP_NUM_TASKS=2",
     "WORLD_SIZE=1, but SLURM_STEP_NUM_TASKS=2: two launchers disagree"
+)]
+#[case::left_over_env_under_srun_without_step_number(
+    "RANK=0 WORLD_SIZE=1 SLURM_STEPID=0 SLURM_PROCID=0 SLURM_NTASKS=2",
+    "WORLD_SIZE=1, but SLURM_NTASKS=2: two launchers disagree"
+)]
+#[case::slurm_tasks_no_number(
+    "SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=two",
+    "SLURM_NTASKS=two is not a number"
 )]
 #[case::slurm_no_size(
     "SLURM_PROCID=1 SLURM_LAUNCH_NODE_IPADDR=x",
@@ -171,6 +199,7 @@ fn jobs_get_ports_of_their_own() {
     let first = port(SLURM);
     assert_eq!(first, port(&format!("{SLURM} SLURM_LOCALID=1")));
     assert_ne!(first, port(&format!("{SLURM} SLURM_STEP_ID=1")));
+    assert_eq!(first, port(&SLURM.replace("SLURM_STEP_ID", "SLURM_STEPID")));
     assert!((15_000..30_000).contains(&first));
     assert_eq!(port(&format!("{SLURM} MASTER_PORT=4000")), 4000);
 }

@@ -144,15 +144,6 @@ impl DeviceMesh {
         self.shape().iter().product()
     }
 
-    /// The extent of an axis.
-    ///
-    /// # Errors
-    ///
-    /// An unknown axis.
-    pub fn axis_size(&self, axis: &str) -> Result<usize> {
-        Ok(self.root.extent(self.axis(axis)?))
-    }
-
     /// The ranks, by their numbers in the world, the last axis fastest. Of a slice: those of the slice that holds this
     /// rank, and of the first slice for ranks outside the mesh.
     #[must_use]

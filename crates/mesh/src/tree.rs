@@ -16,11 +16,6 @@ impl ProcessGroupNode {
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), size: None }
     }
-
-    /// A group of a size; -1 takes what the others leave of the world.
-    pub fn with_size(name: impl Into<String>, size: i64) -> Self {
-        Self { name: name.into(), size: Some(size) }
-    }
 }
 
 /// A tree of groups. A group's size is the product of those of the groups below it, and these are orthogonal to each

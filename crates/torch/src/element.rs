@@ -47,11 +47,6 @@ elements! {
     Complex32 => ComplexFloat, Complex64 => ComplexDouble,
 }
 
-/// Bytes of one element of `kind`.
-pub fn element_size(kind: Kind) -> usize {
-    kind.elt_size_in_bytes()
-}
-
 /// libtorch's number of a dtype, c10::ScalarType.
 pub(crate) fn scalar_type(kind: Kind) -> c_int {
     match kind {

@@ -1,6 +1,7 @@
 //! Detection of mixed-up launchers, from the environment variables of one process.
 
-use isobar_launch::{Environment, Method, in_slurm_step};
+use isobar_launch::slurm::{Step, job_tasks};
+use isobar_launch::{Environment, Method};
 
 use super::Finding;
 
@@ -26,15 +27,14 @@ pub fn environment(
     world_size: usize,
 ) -> Vec<Finding> {
     let number = |name| environment.get(name).and_then(|value| value.parse::<usize>().ok());
-    let step = in_slurm_step(environment);
-    let tasks = number("SLURM_STEP_NUM_TASKS").or_else(|| number("SLURM_NPROCS")).filter(|_| step);
+    let step = Step::of(environment);
     let mut found = Vec::new();
     if matches!(method, Method::Explicit | Method::Threads) {
         // The program knows better.
         return found;
     }
     let launchers = [
-        ("srun", "SLURM_STEP_NUM_TASKS", tasks),
+        ("srun", step.map_or("", |step| step.size_variable), step.and_then(|step| step.tasks)),
         ("mpirun", "OMPI_COMM_WORLD_SIZE", number("OMPI_COMM_WORLD_SIZE")),
         ("mpiexec", "PMI_SIZE", number("PMI_SIZE")),
     ];
@@ -67,9 +67,8 @@ pub fn environment(
         }
         _ => {}
     }
-    let job = number("SLURM_NTASKS").or_else(|| number("SLURM_NPROCS"));
     if let (Method::Single, false, Some(tasks), true) =
-        (method, forced || step, job, environment.has("SLURM_JOB_ID"))
+        (method, forced || step.is_some(), job_tasks(environment), environment.has("SLURM_JOB_ID"))
         && tasks > 1
     {
         found.push(Finding::warning(format!(

@@ -3,7 +3,8 @@
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use isobar_collectives::{BackendKind, Group};
-use isobar_launch::{Environment, forced_method, in_slurm_step};
+use isobar_launch::slurm::Step;
+use isobar_launch::{Environment, forced_method};
 use isobar_torch::cuda;
 use serde::{Deserialize, Serialize};
 use tch::Device;
@@ -173,14 +174,9 @@ pub(super) fn numbers(list: &str) -> Vec<usize> {
 }
 
 fn step(environment: &Environment) -> Option<StepFacts> {
-    let number = |name| environment.get(name)?.parse().ok();
-    if !in_slurm_step(environment) {
-        return None;
-    }
-    let tasks = number("SLURM_STEP_NUM_TASKS").or_else(|| number("SLURM_NPROCS"))?;
-    let id = |name| environment.get(name).unwrap_or("?");
-    let name = format!("{}.{}", id("SLURM_JOB_ID"), id("SLURM_STEP_ID"));
-    Some(StepFacts { name, task: number("SLURM_PROCID")?, tasks })
+    let step = Step::of(environment)?;
+    let name = format!("{}.{}", environment.get("SLURM_JOB_ID").unwrap_or("?"), step.id.unwrap_or("?"));
+    Some(StepFacts { name, task: step.rank?, tasks: step.tasks? })
 }
 
 /// Number of rounds in which clocks are compared.

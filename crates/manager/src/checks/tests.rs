@@ -31,6 +31,10 @@ fn variables(text: &str) -> Environment {
     STEP, Method::Single, true, 1,
     Some((Severity::Warning, "srun started 4 processes (SLURM_STEP_NUM_TASKS), and each takes itself for the only rank"))
 )]
+#[case::forced_under_srun_without_step_number(
+    "SLURM_JOB_ID=7 SLURM_STEPID=0 SLURM_PROCID=2 SLURM_NTASKS=4", Method::Single, true, 1,
+    Some((Severity::Warning, "srun started 4 processes (SLURM_NTASKS), and each takes itself for the only rank"))
+)]
 #[case::forced_under_mpirun(
     "OMPI_COMM_WORLD_SIZE=2", Method::Single, true, 1,
     Some((Severity::Warning, "mpirun started 2 processes"))

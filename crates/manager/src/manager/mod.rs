@@ -104,24 +104,27 @@ impl DistributedManager {
         self.0.method
     }
 
-    /// Returns whether data parallel sends rank 0's buffers to all ranks before each forward pass.
+    /// Returns whether data parallel sends rank 0's buffers to all ranks before each forward pass. `isobar train` and
+    /// `isobar_train::Trainer` read it when they make the training loop; a loop of your own passes it on to
+    /// `isobar_train::DataParallelConfig`. PhysicsNeMo's manager only stores it, too.
     #[must_use]
     pub fn broadcast_buffers(&self) -> bool {
         self.0.broadcast_buffers.load(Ordering::Relaxed)
     }
 
-    /// Sets [`Self::broadcast_buffers`].
+    /// Sets [`Self::broadcast_buffers`], on this rank: all ranks set the same, before training starts.
     pub fn set_broadcast_buffers(&self, on: bool) {
         self.0.broadcast_buffers.store(on, Ordering::Relaxed);
     }
 
-    /// Returns whether data parallel accepts parameters that a forward pass did not use.
+    /// Returns whether data parallel accepts parameters that a forward pass did not use. As
+    /// [`Self::broadcast_buffers`], the manager stores it for `isobar train`, `isobar_train::Trainer` and loops of your own.
     #[must_use]
     pub fn find_unused_parameters(&self) -> bool {
         self.0.find_unused_parameters.load(Ordering::Relaxed)
     }
 
-    /// Sets [`Self::find_unused_parameters`].
+    /// Sets [`Self::find_unused_parameters`], on this rank: all ranks set the same, before training starts.
     pub fn set_find_unused_parameters(&self, on: bool) {
         self.0.find_unused_parameters.store(on, Ordering::Relaxed);
     }
