@@ -70,3 +70,8 @@ pub struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/sharded-tensors.md")]
 pub struct ShardedTensors;
+
+/// The model of the page on adding a model, compiled and registered.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/add-a-model.md")]
+pub struct AddAModel;

@@ -81,7 +81,7 @@ impl Config {
     pub(crate) fn check_task(&self) -> Result<()> {
         let setup = Setup {
             model: self.model.name().to_owned(),
-            sigma_data: self.model.denoises(),
+            denoiser: self.model.denoises(),
             train_steps: self.data.train_steps.most(),
             validation_steps: self.data.validation_steps,
             changes: self.data.predict == Predict::Change,

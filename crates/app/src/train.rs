@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use isobar_data::{Missing, area_weights};
+use isobar_data::area_weights;
 use isobar_manager::config::{Resolved, agree};
 use isobar_manager::{DistributedManager, format_bytes, logging};
-use isobar_train::config::{CheckpointConfig, DataConfig, Predict, Resume, ScalarsAs};
+use isobar_train::config::{CheckpointConfig, DataConfig, Predict, Resume};
 use isobar_train::{
     BoxError, DataParallelConfig, Error, FieldLayout, FieldModel, FieldTask, FitConfig, Forward,
     ProgressMode, Ranks, RunFolder, Signals, Stop, Summary, Variable, VariableError, fit, spectra_line,
@@ -295,19 +295,8 @@ impl Job for Training<'_> {
             extra: serde_json::to_value(ModelMetadata {
                 input: task.model.input.clone(),
                 target: task.model.target.clone(),
-                fields: config.data.fields.clone(),
-                inputs: config.data.inputs.clone(),
-                targets: config.data.targets.clone(),
                 predict: config.data.predict,
-                positions: config.data.positions,
                 change: task.model.change.clone(),
-                forcings: config.data.forcings.clone(),
-                statics: config.data.statics.clone(),
-                scalars: config.data.scalars.clone(),
-                scalars_as: config.data.scalars_as,
-                diagnostics: config.data.diagnostics.clone(),
-                history: config.data.history,
-                levels: config.data.levels.clone(),
                 forcing: fields.forcing,
                 fixed: fields.statics,
                 variables: task.model.variables.clone(),
@@ -355,47 +344,7 @@ fn at_once(layout: &impl FieldLayout, ranks: &Ranks, config: &Config, most: usiz
 /// Returns the values that a run must share to resume a checkpoint: the meaning of its data, and its network. `weighted` is true if
 /// its normalisation weights points by the area of their cells; `regression` is the first stage.
 fn identity(config: &Config, weighted: bool, regression: Option<&Used>) -> Result<serde_json::Value> {
-    let mut model = serde_json::to_value(&config.model)?;
-    if let Some(model) = model.as_object_mut() {
-        // Says how much memory a run may take, not what it computes.
-        model.remove("gradient_checkpointing");
-    }
-    let data = &config.data;
-    let mut identity = serde_json::json!({
-        "data": { "format": data.format_name(), "fields": data.fields, "predict": data.predict, "positions": data.positions },
-        "model": model,
-    });
-    // Only where they are set, so that runs of earlier versions resume.
-    for (key, names) in [
-        ("inputs", &data.inputs),
-        ("targets", &data.targets),
-        ("forcings", &data.forcings),
-        ("statics", &data.statics),
-        ("scalars", &data.scalars),
-        ("diagnostics", &data.diagnostics),
-    ] {
-        if !names.is_empty() {
-            identity["data"][key] = serde_json::json!(names);
-        }
-    }
-    if let Some(target) = &data.target {
-        identity["data"]["target"] = serde_json::json!({ "format": target.format, "levels": target.levels });
-    }
-    if data.scalars_as != ScalarsAs::default() {
-        identity["data"]["scalars_as"] = serde_json::json!(data.scalars_as);
-    }
-    if data.history != 1 {
-        identity["data"]["history"] = data.history.into();
-    }
-    if !data.levels.is_empty() {
-        identity["data"]["levels"] = serde_json::json!(data.levels);
-    }
-    if data.missing == Missing::Fill {
-        identity["data"]["fill"] = data.fill.into();
-    }
-    if let Some(fill) = data.masks() {
-        identity["data"]["mask"] = fill.into();
-    }
+    let mut identity = run::identity(config)?;
     if let Some(regression) = regression {
         identity[Used::KEY] = serde_json::to_value(regression)?;
     }
@@ -403,7 +352,7 @@ fn identity(config: &Config, weighted: bool, regression: Option<&Used>) -> Resul
         // Earlier versions weighted all points alike.
         identity["data"]["statistics"] = "weighted by cell area".into();
     }
-    if data.predict == Predict::Change {
+    if config.data.predict == Predict::Change {
         // Earlier versions divided changes by the deviation of the fields; a network cannot resume with
         // another scale.
         identity["data"]["changes"] = "divided by their root mean square".into();

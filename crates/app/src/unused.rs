@@ -1,6 +1,7 @@
 //! Keys that are set and have no effect in a run.
 
 use isobar_data::Missing;
+use isobar_models::ModelConfig;
 use isobar_train::config::ScalarsAs;
 
 use crate::config::Config;
@@ -8,7 +9,7 @@ use crate::config::Config;
 /// Warnings about keys that have no effect on so many ranks, one line each. Keys that can only be a mistake are errors of
 /// [`Config::check`].
 pub(crate) fn unused(config: &Config, ranks: usize) -> Vec<String> {
-    let Config { data, metrics, distributed, .. } = config;
+    let Config { data, metrics, model, distributed, .. } = config;
     let alone = ranks == 1;
     let one_rank = "a run on one rank opens no connections; leave it out";
     let keys = [
@@ -42,7 +43,21 @@ pub(crate) fn unused(config: &Config, ranks: usize) -> Vec<String> {
     let tables = data.unread_tables().unwrap_or_default().into_iter();
     let tables =
         tables.map(|table| (table, "data of another format are read; set the key format, or leave it out"));
-    found.chain(tables).map(|(key, why)| format!("{key} has no effect in this run: {why}")).collect()
+    let lines = found.chain(tables).map(|(key, why)| format!("{key} has no effect in this run: {why}"));
+    lines.chain(unread(model)).collect()
+}
+
+/// One line for all keys that the model accepts and does not read.
+fn unread(model: &ModelConfig) -> Option<String> {
+    let keys: Vec<String> = model.unread().iter().map(|key| format!("model.{key}")).collect();
+    let has = if keys.len() == 1 { "has" } else { "have" };
+    (!keys.is_empty()).then(|| {
+        format!(
+            "{} {has} no effect: model.type = \"{}\" accepts such keys for configurations of the original model; leave them out",
+            keys.join(", "),
+            model.name()
+        )
+    })
 }
 
 #[cfg(test)]
@@ -77,5 +92,21 @@ mod tests {
         let found = unused(&config, ranks);
         let named: Vec<&str> = found.iter().filter_map(|line| line.split(' ').next()).collect();
         assert_eq!(named, keys, "{found:?}");
+    }
+
+    #[test]
+    fn keys_that_the_model_does_not_read_share_a_line() {
+        let base = "{ type = \"song_unet\", img_resolution = 8, in_channels = 1, out_channels = 1";
+        let found = |keys: &str| unused(&load(None, &[format!("model={base}{keys} }}")]).unwrap().value, 2);
+        assert_eq!(found(", amp_mode = false"), [""; 0]);
+        let line = |keys: &str| {
+            format!(
+                "{keys} no effect: model.type = \"song_unet\" accepts such keys for configurations of the original model; leave them \
+                 out"
+            )
+        };
+        assert_eq!(found(", amp_mode = true"), [line("model.amp_mode has")]);
+        let both = ", amp_mode = true, use_apex_gn = true";
+        assert_eq!(found(both), [line("model.use_apex_gn, model.amp_mode have")]);
     }
 }

@@ -67,7 +67,7 @@ fn check_grid(of: Compared<'_>, have_coordinates: impl Fn(&Dim, &Dim) -> bool) -
     Ok(())
 }
 
-/// Compares channels and units of the named variables.
+/// Compares channels, levels and units of the named variables.
 fn check_variables(of: Compared<'_>, variables: &[&str]) -> Result<()> {
     let (whole, other, _) = of;
     for variable in whole.variables().iter().filter(|variable| variables.contains(&variable.name.as_str())) {
@@ -92,7 +92,13 @@ fn check_variables(of: Compared<'_>, variables: &[&str]) -> Result<()> {
                     [own, variable].map(|variable| variable.unit.as_deref().unwrap_or_default());
                 return misfit(of, format!("`{name}` in {found:?}"), format!("{expected:?}"));
             }
-            Some(_) => (),
+            Some(own) => {
+                if let (Some(found), Some(expected)) = (&own.levels, &variable.levels)
+                    && !found.is_at(expected)
+                {
+                    return misfit(of, format!("`{name}` at {found}"), expected.to_string());
+                }
+            }
         }
     }
     Ok(())

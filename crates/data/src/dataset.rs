@@ -64,6 +64,16 @@ pub trait Dataset: Debug + Send + Sync {
         None
     }
 
+    /// First sample and frame of each file; of one file `[(0, 0)]`.
+    fn file_starts(&self) -> Vec<(usize, usize)> {
+        vec![(0, 0)]
+    }
+
+    /// Times of the stored trajectories, if samples are pieces into which these are cut.
+    fn uncut_times(&self) -> Option<&[f64]> {
+        None
+    }
+
     /// Time of each sample, for samples without frames that have one, in the unit of [`Dataset::time_unit`].
     fn sample_times(&self) -> Option<Vec<f64>> {
         None
@@ -133,6 +143,24 @@ pub trait Dataset: Debug + Send + Sync {
     /// Content that the layout cannot hold, or a file that cannot be created.
     fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
         Ok(Box::new(PlainWriter::create(path, &self.content(meta)?, Dialect::Plain)?))
+    }
+
+    /// Creates a file as [`Dataset::create`] does, without some of the [`Dataset::parameters`].
+    ///
+    /// # Errors
+    /// Those of [`Dataset::create`].
+    fn create_without(
+        &self,
+        path: &Path,
+        meta: &PredictionMeta,
+        _left_out: &[String],
+    ) -> Result<Box<dyn DatasetWriter>> {
+        self.create(path, meta)
+    }
+
+    /// Numbers of the file as a whole that [`Dataset::create`] writes again, such as parameters of a simulation.
+    fn parameters(&self) -> Vec<(String, f64)> {
+        Vec::new()
     }
 
     /// Describes fields like these, which vary in space and time, for a [`WriterFormat`](crate::WriterFormat).
@@ -351,7 +379,7 @@ pub(crate) fn cat(mut parts: Vec<Tensor>, dim: i64) -> Result<Tensor> {
 }
 
 /// Number of frames of each trajectory; 1 without time.
-fn frame_count(data: &(impl Dataset + ?Sized)) -> usize {
+pub(crate) fn frame_count(data: &(impl Dataset + ?Sized)) -> usize {
     data.times().map_or(1, <[f64]>::len)
 }
 

@@ -12,7 +12,7 @@ pub(crate) fn is_gap(difference: f64, step: f64) -> bool {
 }
 
 /// Describes the first place in the times of a data set where frames are missing; `None` if there is none. A frame is missing where
-/// two times differ by more than 1.5 times the median step.
+/// two times differ by more than 1.5 times the median step. Of trajectories that are cut, all times count.
 ///
 /// ```
 /// use isobar_data::missing_frames;
@@ -33,7 +33,7 @@ pub(crate) fn is_gap(difference: f64, step: f64) -> bool {
 /// assert_eq!(found, "series.nc lacks frames between 12 and 36: the gap is 24, the median step 6");
 /// ```
 pub fn missing_frames(data: &dyn Dataset) -> Option<String> {
-    let times = data.times()?;
+    let times = data.uncut_times().or(data.times())?;
     let steps: Vec<f64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
     let usual = median(&steps)?;
     let at = steps.iter().position(|&step| is_gap(step, usual))?;
@@ -44,6 +44,17 @@ pub fn missing_frames(data: &dyn Dataset) -> Option<String> {
         text(at),
         text(at + 1),
         steps[at]
+    ))
+}
+
+/// Says how many steps at the end of each trajectory are in no piece, if trajectories are cut; `None` if all are in one.
+pub(crate) fn lost_steps(data: &dyn Dataset) -> Option<String> {
+    let (all, cut) = (data.uncut_times()?.len().saturating_sub(1), data.times()?.len().saturating_sub(1));
+    let lost = all.checked_rem(cut).filter(|lost| *lost > 0)?;
+    Some(format!(
+        "the last {lost} of {all} steps of each trajectory of {} are left out: pieces have {cut} steps (`cut`); choose a divisor of {all} to \
+         use all",
+        data.path().display()
     ))
 }
 
@@ -72,4 +83,55 @@ fn median(steps: &[f64]) -> Option<f64> {
     let mut sorted = steps.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tch::Tensor;
+
+    use super::*;
+    use crate::dataset::Window;
+    use crate::{DataVariable, Dim, Result};
+
+    /// A trajectory of these times, cut into pieces of so many steps.
+    #[derive(Debug)]
+    struct Cut(Vec<f64>, usize);
+
+    impl Dataset for Cut {
+        fn path(&self) -> &Path {
+            Path::new("series.nc")
+        }
+        fn samples(&self) -> usize {
+            1
+        }
+        fn dims(&self) -> &[Dim] {
+            &[]
+        }
+        fn times(&self) -> Option<&[f64]> {
+            Some(&self.0[..=self.1])
+        }
+        fn uncut_times(&self) -> Option<&[f64]> {
+            Some(&self.0)
+        }
+        fn variables(&self) -> &[DataVariable] {
+            &[]
+        }
+        fn read(&self, _: &Window, _: &[usize], _: &[&str]) -> Result<Tensor> {
+            unreachable!()
+        }
+    }
+
+    #[test]
+    fn steps_after_the_last_piece_are_counted() {
+        let times: Vec<f64> = (0..8).map(f64::from).collect();
+        let found = lost_steps(&Cut(times.clone(), 3)).unwrap();
+        assert_eq!(
+            found,
+            "the last 1 of 7 steps of each trajectory of series.nc are left out: pieces have 3 steps (`cut`); choose a divisor of 7 to use \
+             all"
+        );
+        assert_eq!(lost_steps(&Cut(times, 7)), None);
+    }
 }

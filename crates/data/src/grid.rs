@@ -1,5 +1,7 @@
 //! Dims and variables of a data set.
 
+use std::fmt;
+
 /// A spatial dim of a data set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dim {
@@ -36,17 +38,30 @@ impl Dim {
         self.unit.is_none() && self.coordinates.iter().enumerate().all(|(at, point)| *point == at as f64)
     }
 
+    /// CF's standard name of the coordinates, if the unit is that of latitudes or longitudes.
+    pub(crate) fn standard_name(&self) -> Option<&'static str> {
+        let unit = self.unit.as_deref()?;
+        let is = |place: &str| degrees_of(unit, place) == Some(true);
+        is("north").then_some("latitude").or_else(|| is("east").then_some("longitude"))
+    }
+
     /// Returns whether the unit is `degrees_PLACE` in one of CF's spellings, or says nothing and the name is one of these.
     fn is_degrees(&self, place: &str, names: [&str; 2]) -> bool {
-        let unit = self.unit.as_deref().unwrap_or_default().trim().to_ascii_lowercase();
-        let direction = unit.strip_prefix("degrees").or_else(|| unit.strip_prefix("degree"));
-        match direction {
-            Some(direction) if !direction.is_empty() => {
-                direction.ends_with(place) || direction.ends_with(&place[..1])
-            }
-            None if !["", "deg", "°"].contains(&&unit[..]) => false,
-            _ => names.iter().any(|name| self.name.eq_ignore_ascii_case(name)),
+        degrees_of(self.unit.as_deref().unwrap_or_default(), place)
+            .unwrap_or_else(|| names.iter().any(|name| self.name.eq_ignore_ascii_case(name)))
+    }
+}
+
+/// Returns whether a unit is `degrees_PLACE` in one of CF's spellings, such as `degrees_east`, `degree_E` and `degreesE`; `None` for no
+/// unit, and for degrees without a place.
+pub(crate) fn degrees_of(unit: &str, place: &str) -> Option<bool> {
+    let unit = unit.trim().to_ascii_lowercase();
+    match unit.strip_prefix("degrees").or_else(|| unit.strip_prefix("degree")) {
+        Some(direction) if !direction.is_empty() => {
+            Some([place, &place[..1]].contains(&direction.trim_start_matches(['_', ' '])))
         }
+        None if !["", "deg", "°"].contains(&&unit[..]) => Some(false),
+        _ => None,
     }
 }
 
@@ -80,6 +95,24 @@ pub struct Levels {
     pub unit: Option<String>,
     /// Coordinate of each channel.
     pub values: Vec<f64>,
+}
+
+impl Levels {
+    /// Returns whether these are the coordinates of `other`, but for rounding, in a unit that does not differ from its unit.
+    pub fn is_at(&self, other: &Self) -> bool {
+        let near = |(own, other): (&f64, &f64)| (own - other).abs() <= 1e-6 * own.abs().max(other.abs());
+        let units_differ = self.unit.is_some() && other.unit.is_some() && self.unit != other.unit;
+        !units_differ
+            && self.values.len() == other.values.len()
+            && self.values.iter().zip(&other.values).all(near)
+    }
+}
+
+impl fmt::Display for Levels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = self.unit.as_ref().map(|unit| format!(" {unit}")).unwrap_or_default();
+        write!(f, "{} {:?}{unit}", self.name, self.values)
+    }
 }
 
 impl DataVariable {
@@ -163,5 +196,11 @@ mod tests {
         assert!(!dim("lat", None, 0, 32).is_latitude() && dim("lat", None, 1, 32).is_latitude());
         assert!(dim("lat", Some("degrees_north"), 0, 32).is_latitude());
         assert!(!dim("lon", None, 0, 64).is_longitude() && dim("lon", None, 0, 360).is_longitude());
+        for unit in ["degrees_east", "degree_east", "degrees_E", "degree_E", "degreesE", "degreeE"] {
+            let dim = dim("x", Some(unit), 0, 4);
+            assert!(dim.is_longitude() && dim.standard_name() == Some("longitude"), "{unit}");
+        }
+        assert_eq!(dim("lat", Some("degrees"), 1, 4).standard_name(), None);
+        assert!(!dim("lat", Some("degree_kelvin"), 1, 4).is_latitude());
     }
 }

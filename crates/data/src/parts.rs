@@ -9,6 +9,7 @@ use crate::calendar::{TimeAxis, TimePoint, TimeUnit};
 use crate::compatible;
 use crate::config::{DataConfig, Missing};
 use crate::dataset::Dataset;
+use crate::gaps::lost_steps;
 use crate::joined::DataPath;
 use crate::pairs::{Sets, check_pairs};
 use crate::{Error, Normalizer, Result};
@@ -204,7 +205,11 @@ impl DataConfig {
 
     /// Opens a data set, with the frames of `data.times`.
     fn opened(&self, path: &DataPath) -> Result<Arc<dyn Dataset>> {
-        limited(&Arc::from(self.open_at(path)?), "data.times", self.times.as_ref())
+        let data = Arc::from(self.open_at(path)?);
+        if let Some(lost) = lost_steps(&*data) {
+            tracing::warn!("{lost}");
+        }
+        limited(&data, "data.times", self.times.as_ref())
     }
 
     /// The validation or test set, if the configuration names one: of another file, or of other times.

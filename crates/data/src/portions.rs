@@ -2,10 +2,12 @@
 
 use std::hash::{DefaultHasher, Hasher};
 use std::ops::Range;
+use std::sync::Arc;
 
 use isobar_torch::memory::to_vec;
 
-use crate::dataset::{Dataset, Window, choose};
+use crate::adapt::Frames;
+use crate::dataset::{Dataset, Window, choose, frame_count};
 use crate::{Result, Statistics};
 
 /// Bytes of a portion, about.
@@ -15,9 +17,55 @@ const PROBES: usize = 8;
 /// Points along each dim that a digest reads.
 const PROBE_POINTS: usize = 8;
 
-/// Cuts a range of samples into portions to take statistics of, each of about 64 MiB and at least one sample. They depend on
-/// the data set alone: ranks that read some of them each merge ([`Statistics::merged`]) the same numbers, whatever their
-/// number.
+/// Samples and frames that one rank takes statistics of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataPortion {
+    /// Numbers of the samples, or trajectories.
+    pub samples: Range<usize>,
+    /// Frames of each trajectory; `0..1` for samples without time.
+    pub frames: Range<usize>,
+}
+
+impl DataPortion {
+    /// Computes [`Dataset::statistics`] of this portion. Missing values of `data` are NaN: numbers that replace them would count.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::statistics`].
+    pub fn statistics(&self, data: &Arc<dyn Dataset>, variables: &[&str]) -> Result<Vec<Option<Statistics>>> {
+        within(data, &self.frames)?.statistics(variables, self.samples.clone())
+    }
+
+    /// Computes [`Dataset::change_statistics`] of the changes from the frames of this portion to the next ones. A portion of only the
+    /// last frame has no changes and returns an empty list.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::change_statistics`].
+    pub fn change_statistics(
+        &self,
+        data: &Arc<dyn Dataset>,
+        variables: &[&str],
+    ) -> Result<Vec<Option<Statistics>>> {
+        let all = frame_count(&**data);
+        // One frame more: the change to the first frame of the next portion belongs to this one.
+        let frames = self.frames.start..(self.frames.end + 1).min(all);
+        if frames.len() < 2 && frames.len() < all {
+            return Ok(Vec::new());
+        }
+        within(data, &frames)?.change_statistics(variables, self.samples.clone())
+    }
+}
+
+/// Returns a data set with only these frames.
+fn within(data: &Arc<dyn Dataset>, frames: &Range<usize>) -> Result<Arc<dyn Dataset>> {
+    match frames.len() == frame_count(&**data) {
+        true => Ok(Arc::clone(data)),
+        false => Ok(Arc::new(Frames::range_of(Arc::clone(data), frames.clone())?)),
+    }
+}
+
+/// Cuts a range of samples into portions to take statistics of, each of about 64 MiB: of several samples, or of frames of one sample
+/// that is larger. A portion has at least one frame. Portions depend on the data set alone: ranks that read some of them each merge
+/// ([`Statistics::merged`]) the same numbers, whatever their number.
 ///
 /// # Errors
 /// Variables that the data set does not have.
@@ -25,14 +73,22 @@ pub fn portions(
     data: &(impl Dataset + ?Sized),
     variables: &[&str],
     samples: Range<usize>,
-) -> Result<Vec<Range<usize>>> {
+) -> Result<Vec<DataPortion>> {
     let channels: usize = choose(data, variables)?.iter().map(|variable| variable.channels.len()).sum();
     let points = data.dims().iter().fold(channels, |all, dim| all.saturating_mul(dim.coordinates.len()));
-    let frames = data.times().map_or(1, <[f64]>::len);
-    let sample = points.saturating_mul(frames).saturating_mul(size_of::<f32>()).max(1);
-    let step = (PORTION / sample).max(1);
-    let end = |start: usize| samples.end.min(start.saturating_add(step));
-    Ok(samples.clone().step_by(step).map(|start| start..end(start)).collect())
+    let frame = points.saturating_mul(size_of::<f32>()).max(1);
+    let frames = frame_count(data);
+    let frames_at_once = (PORTION / frame).clamp(1, frames.max(1));
+    // 1 for a sample that is cut along its frames.
+    let samples_at_once = (PORTION / frame.saturating_mul(frames.max(1))).max(1);
+    let cut = |range: Range<usize>, step: usize| -> Vec<Range<usize>> {
+        range.clone().step_by(step).map(|start| start..range.end.min(start.saturating_add(step))).collect()
+    };
+    let of_samples = |samples: Range<usize>| {
+        let each = cut(0..frames, frames_at_once).into_iter();
+        each.map(move |frames| DataPortion { samples: samples.clone(), frames })
+    };
+    Ok(cut(samples, samples_at_once).into_iter().flat_map(of_samples).collect())
 }
 
 /// Merges statistics of portions, channel by channel, in the order given: `None` of a channel without a value in any portion.
@@ -72,7 +128,7 @@ pub fn digest(data: &(impl Dataset + ?Sized), variables: &[&str], samples: Range
         hasher.write(variable.unit.unwrap_or_default().as_bytes());
         hasher.write_usize(variable.channels.len());
     }
-    let frames = data.times().map_or(1, <[f64]>::len);
+    let frames = frame_count(data);
     let probes = PROBES.min(samples.len());
     for probe in 0..probes {
         // From the first to the last, at frames and points that move along.

@@ -148,6 +148,23 @@ impl Normalizer {
         Self::from_statistics(&Statistics::of(tensor)?)
     }
 
+    /// Returns whether both normalize the same channels with the same numbers, up to rounding: to 1e-6 of the deviation.
+    ///
+    /// ```
+    /// use isobar_data::Normalizer;
+    ///
+    /// let kelvin = Normalizer::new(280.0, 10.0)?;
+    /// assert!(kelvin.is_close_to(&Normalizer::new(280.0 + 1e-9, 10.0)?));
+    /// assert!(!kelvin.is_close_to(&Normalizer::new(281.0, 10.0)?));
+    /// # Ok::<(), isobar_data::Error>(())
+    /// ```
+    pub fn is_close_to(&self, other: &Self) -> bool {
+        let near = |(a, b): (&f64, &f64), scale: f64| (a - b).abs() <= 1e-6 * scale;
+        let pairs = self.mean.iter().zip(&other.mean).zip(self.std.iter().zip(&other.std));
+        let same = |(means, stds): ((&f64, &f64), (&f64, &f64))| near(means, *stds.0) && near(stds, *stds.0);
+        self.mean.len() == other.mean.len() && pairs.into_iter().all(same)
+    }
+
     /// The mean of each channel, or of all together, in the field's units.
     pub fn mean(&self) -> &[f64] {
         &self.mean

@@ -8,6 +8,7 @@ mod generate;
 mod grids;
 mod halo;
 mod joined;
+mod layouts;
 mod parts;
 mod pdebench;
 mod read;

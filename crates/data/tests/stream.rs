@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use isobar_data::{
-    Account, DataConfig, DataVariable, Dataset, Dim, Error, HostMemory, InMemory, Reader, ReaderOptions,
-    Request, Result, Sampler, Samples, StreamOptions, Streamed, TrainSteps, Window, check_window, choose,
-    part,
+    Account, DataConfig, DataPortion, DataVariable, Dataset, Dim, Error, HostMemory, InMemory, Reader,
+    ReaderOptions, Request, Result, Sampler, Samples, Statistics, StreamOptions, Streamed, TrainSteps,
+    Window, check_window, choose, part,
 };
 use proptest::prelude::*;
 use rstest::rstest;
@@ -493,8 +493,8 @@ fn statistics_of_portions_are_those_of_all() {
     let names = ["nu", "u"];
     let portions = isobar_data::portions(&*data, &names, 1..8).unwrap();
     assert_eq!(
-        (portions.len(), portions[0].clone()),
-        (1, 1..8),
+        portions,
+        [DataPortion { samples: 1..8, frames: 0..1 }],
         "small data are one portion, so that its statistics are exactly those of all"
     );
     let all = data.statistics(&names, 1..8).unwrap();
@@ -507,7 +507,29 @@ fn statistics_of_portions_are_those_of_all() {
     }
     let large = Numbers::new(40, Some(20), [1024, 100]);
     let portions = isobar_data::portions(&large, &["a"], 2..40).unwrap();
-    assert_eq!((portions.len(), portions[0].clone(), portions[4].clone()), (5, 2..10, 34..40));
+    let [first, .., last] = &portions[..] else { panic!("{portions:?}") };
+    assert_eq!((portions.len(), &first.samples, &last.samples), (5, &(2..10), &(34..40)));
+    assert!(portions.iter().all(|portion| portion.frames == (0..20)));
+}
+
+/// One long series is cut along its frames, so that ranks share it; no change between portions is lost.
+#[test]
+fn portions_of_a_long_series_are_of_frames() {
+    let series: Arc<dyn Dataset> = Arc::new(Numbers::new(1, Some(5), [2048, 4096]));
+    let portions = isobar_data::portions(&*series, &["a"], 0..1).unwrap();
+    let frames: Vec<_> = portions.iter().map(|portion| portion.frames.clone()).collect();
+    assert_eq!(frames, [0..2, 2..4, 4..5]);
+    let merged = |of: &dyn Fn(&DataPortion) -> Vec<Option<Statistics>>| {
+        isobar_data::merge_channels(&portions.iter().map(of).collect::<Vec<_>>()).unwrap()[0].unwrap()
+    };
+    let values = merged(&|portion| portion.statistics(&series, &["a"]).unwrap());
+    let changes = merged(&|portion| portion.change_statistics(&series, &["a"]).unwrap());
+    let all = [series.statistics(&["a"], 0..1), series.change_statistics(&["a"], 0..1)];
+    for (merged, all) in [values, changes].into_iter().zip(all.map(|all| all.unwrap()[0].unwrap())) {
+        assert_eq!((merged.count, merged.min, merged.max), (all.count, all.min, all.max));
+        assert!((merged.mean - all.mean).abs() <= 1e-12 * all.mean.abs().max(1.0), "{merged:?} {all:?}");
+        assert!((merged.std - all.std).abs() <= 1e-12 * all.std.max(1.0), "{merged:?} {all:?}");
+    }
 }
 
 /// Data sets with other values, times or names have another digest.

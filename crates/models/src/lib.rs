@@ -38,7 +38,9 @@
 //!
 //! A model is made from its configuration and a [`Params`](isobar_shard::Params), which supplies its parameters by name; a
 //! pass takes its input and a [`Mode`]. As a [`Model`] it takes and gives a [`Batch`] of named arrays. Models call no collective
-//! and know no group: where ranks work together they go through the region that the supplier hands out.
+//! and know no group: where ranks work together they go through the region that the supplier hands out. All ranks that share
+//! parameters or sharded fields make the model, call `forward` with the same [`Mode`], and run backward, in the same order; a model
+//! of dense tensors and parameters of its own rank needs no other rank.
 //!
 //! ```
 //! use isobar_models::{Afno, AfnoConfig, Mode};
@@ -108,7 +110,8 @@ pub use cnext_unet::{CNextUNet, CNextUNetConfig};
 pub use conv_net::{ConvNet, ConvNetConfig};
 pub use dhariwal_unet::{DhariwalUNet, DhariwalUNetConfig};
 pub use diffusion::{
-    EdmLoss, EdmPreconditioning, EdmSampler, EdmSchedule, LossReduction, Patching, SamplerKind, SigmaData,
+    Denoiser, EdmLoss, EdmPreconditioning, EdmSampler, EdmSchedule, LossReduction, Patching, SamplerKind,
+    SigmaData,
 };
 pub use distributed_afno::{DistributedAfno, DistributedAfnoConfig};
 pub use dit::{

@@ -130,6 +130,19 @@ fn earlier_tables_load() {
     assert_eq!(serde_json::from_value::<ModelConfig>(unet).unwrap().name(), "unet");
 }
 
+/// Keys that the model accepts for configurations of the original one, and does not read.
+#[test]
+fn a_model_names_the_keys_that_it_does_not_read() {
+    let unread = |table| serde_json::from_value::<ModelConfig>(table).unwrap().unread();
+    let unet = json!({ "type": "song_unet_pos_embd", "img_resolution": 8, "in_channels": 5, "out_channels": 1,
+        "amp_mode": true, "profile_mode": false });
+    assert_eq!(unread(unet), ["amp_mode"]);
+    let dit = json!({ "type": "dit", "input_size": 16, "in_channels": 1, "layernorm_backend": "apex",
+        "block_kwargs": { "intermediate_dropout": true } });
+    assert_eq!(unread(dit), ["layernorm_backend", "block_kwargs.intermediate_dropout"]);
+    assert_eq!(afno().unread(), [""; 0]);
+}
+
 #[test]
 fn a_check_names_the_setting_that_mends_it() {
     let fields =

@@ -12,6 +12,7 @@ use isobar_models::{
     Mode, ModelConfig, PerDim, QkNorm, Vit, VitConfig, VitPositions,
 };
 use isobar_shard::{CommTrace, MeshParams, ParamStore, Placement, ShardTensor, forbid_hidden_communication};
+use isobar_torch::guard::Autocast;
 use rstest::rstest;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
@@ -470,7 +471,8 @@ fn windows_receive_borders() {
 #[case(json!({ "detokenizer": "proj_reshape_2d_conv", "detokenizer_kwargs": { "conv_kernel": 4 } }), "conv_kernel of detokenizer_kwargs is 4, expected an odd number")]
 #[case(json!({ "drop_path_rates": [0.1] }), "drop_path_rates has 1 numbers, expected depth = 2")]
 #[case(json!({ "use_nan_mask_tokens": true }), "use_nan_mask_tokens is true, expected false")]
-#[case(json!({ "force_tokenization_fp32": true }), "force_tokenization_fp32 is true, expected false")]
+#[case(json!({ "attention_backend": "natten2d", "attn_kwargs": { "proj_bias": false } }), "has no proj_bias in attn_kwargs")]
+#[case(json!({ "attn_kwargs": { "norm_layer": "torch" } }), "has no norm_layer in attn_kwargs")]
 fn dit_refuses(#[case] change: serde_json::Value, #[case] words: &str) {
     let mut table = serde_json::to_value(dit()).unwrap();
     table.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
@@ -478,6 +480,36 @@ fn dit_refuses(#[case] change: serde_json::Value, #[case] words: &str) {
     let error = Dit::new(&config, &mut store()).unwrap_err().to_string();
     assert!(error.starts_with("dit: ") && error.contains(words), "{error}");
     assert_eq!(config.count(&Default::default).unwrap_err().to_string(), error);
+}
+
+/// Without blocks and conditions, tokenizer and detokenizer are the whole model.
+#[test]
+fn dit_computes_tokens_in_single_precision_where_asked() {
+    let run = |force_tokenization_fp32: bool, mixed: bool| {
+        let config = DitConfig {
+            depth: 0,
+            conditioning_embedder: DitEmbedder::Zero,
+            dit_initialization: false,
+            force_tokenization_fp32,
+            ..dit()
+        };
+        let model = Dit::new(&config, &mut ParamStore::new(Generator::new(1))).unwrap();
+        let [x, t] = [random(1, &[2, 2, 12, 12]), random(2, &[2])].map(|input| input.to_kind(Kind::Float));
+        let _mixed = mixed.then(|| Autocast::new(Device::Cpu, Kind::BFloat16).unwrap());
+        model.forward(&x, &t, None, Mode::Eval).unwrap()
+    };
+    let full = run(false, false);
+    assert_eq!(run(true, true), full);
+    assert_ne!(run(false, true), full);
+}
+
+#[test]
+fn dit_has_no_bias_in_its_projections_where_asked() {
+    let attn_kwargs = DitAttention { proj_bias: Some(false), ..DitAttention::default() };
+    let mut store = store();
+    let _ = Dit::new(&DitConfig { attn_kwargs, ..dit() }, &mut store).unwrap();
+    assert!(store.get("blocks.1.attention.attn_op.proj.weight").is_some());
+    assert!(store.get("blocks.1.attention.attn_op.proj.bias").is_none());
 }
 
 #[test]

@@ -42,7 +42,7 @@ impl<A: Array> Embedding<A> {
         Ok(Self { weight: params.param("weight", &shape, normal, Placement::Replicate)? })
     }
 
-    /// Returns the rows that `indices` name.
+    /// Returns the rows that `indices` `[…]`, of dtype `Int64`, name: `[…, embedding_dim]`.
     ///
     /// # Errors
     ///

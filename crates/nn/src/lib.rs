@@ -21,6 +21,10 @@
 //! A layer takes its parameters by name from a [`Params`](isobar_shard::Params), under the scope that it is given. Layers whose
 //! training differs from evaluation take a [`Mode`].
 //!
+//! On dense arrays a layer communicates with nobody. On sharded arrays, all ranks of the mesh make the layers and call `forward` in
+//! the same order, and run backward: operators exchange halos and partial results. Arrays are
+//! `[batch, channel, height, width]` or, for tokens, `[batch, token, feature]`.
+//!
 //! ```
 //! use isobar_array::{Array, Conv, Generator, Padding};
 //! use isobar_nn::{Conv2d, GroupNorm, Result};

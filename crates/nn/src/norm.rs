@@ -72,7 +72,7 @@ impl<A: Array> LayerNorm<A> {
         Ok(Self { shape: normalized_shape.to_vec(), weight: None, bias: None, eps })
     }
 
-    /// Normalizes the trailing dims.
+    /// Normalizes the trailing dims of `x` `[…, normalized_shape…]`; the result has its shape.
     ///
     /// # Errors
     ///
@@ -154,7 +154,8 @@ impl<A: Array> RmsNorm<A> {
         Ok(Self { shape: normalized_shape.to_vec(), weight: None, eps })
     }
 
-    /// Normalizes the trailing dims. Half dtypes are computed in single precision.
+    /// Normalizes the trailing dims of `x` `[…, normalized_shape…]`; the result has its shape. Half dtypes are computed in single
+    /// precision.
     ///
     /// # Errors
     ///

@@ -10,9 +10,9 @@ use isobar_array::Generator;
 use isobar_collectives::Group;
 use isobar_data::{Augment, InMemory, Normalizer};
 use isobar_manager::{DeviceMesh, DistributedManager};
-use isobar_models::{Architecture, FieldSpec, Model, Sharding, SigmaData};
+use isobar_models::{Architecture, Denoiser, FieldSpec, Model, Sharding};
 use isobar_shard::{MeshParams, ParallelRegion, ParamStore, Scope, ShardTensor};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use self::program::in_program;
 use self::samples::{Part, normalizer, same_samples};
@@ -110,8 +110,17 @@ pub struct Trainer {
     latitudes: Option<Latitudes>,
     normalize: bool,
     objective: Option<ObjectiveKind>,
-    sigma_data: Option<SigmaData>,
+    denoiser: Option<Denoiser>,
     target_extents: Option<Vec<usize>>,
+}
+
+/// Facts about a model that is trained.
+struct Parts<'a> {
+    /// Its configuration; null if it has none. A run that resumes must have the same.
+    model: Value,
+    sharding: &'a Sharding,
+    /// Factor by which its outputs are finer than its inputs.
+    finer: usize,
 }
 
 impl Trainer {
@@ -125,7 +134,7 @@ impl Trainer {
             latitudes: None,
             normalize: true,
             objective: None,
-            sigma_data: None,
+            denoiser: None,
             target_extents: None,
         }
     }
@@ -210,11 +219,11 @@ impl Trainer {
         Self { objective: Some(objective.into()), ..self }
     }
 
-    /// Says that the model is a denoiser of data with this standard deviation, for [`fit`](Self::fit);
+    /// Says that the model is a denoiser, with its data and noise levels, for [`fit`](Self::fit);
     /// [`fit_architecture`](Self::fit_architecture) asks the model's configuration.
     #[must_use]
-    pub fn denoising(self, sigma_data: SigmaData) -> Self {
-        Self { sigma_data: Some(sigma_data), ..self }
+    pub fn denoising(self, denoiser: impl Into<Denoiser>) -> Self {
+        Self { denoiser: Some(denoiser.into()), ..self }
     }
 
     /// Sets the optimizer.
@@ -298,7 +307,8 @@ impl Trainer {
             Ok(model) => Ok(Box::new(model) as Box<dyn Model<ShardTensor>>),
             Err(error) => Err(error.into()),
         };
-        self.run("of the program", extents, data, build, (&Sharding::new(), 1))
+        let parts = Parts { model: Value::Null, sharding: &Sharding::new(), finer: 1 };
+        self.run("of the program", extents, data, build, parts)
     }
 
     /// Does the same as [`fit`](Self::fit) for a model with a configuration, such as those of `isobar_models`: its parameters are
@@ -335,9 +345,16 @@ impl Trainer {
             let expected = format!("those of the outputs of {:?}, {outputs:?}", C::NAME);
             return Err(Error::invalid("the extents of targets", found, expected).into());
         }
-        let sigma_data = self.sigma_data.clone().or_else(|| config.denoises());
-        let named = Self { sigma_data, ..self };
-        named.run(C::NAME, extents, data, |params| Ok(config.build(params)?), (&sharding, finer))
+        let denoiser = self.denoiser.clone().or_else(|| config.denoises());
+        let named = Self { denoiser, ..self };
+        let mut model = json!(config);
+        if let Some(keys) = model.as_object_mut() {
+            // Says how much memory a run may take, not what it computes.
+            keys.remove("gradient_checkpointing");
+            keys.insert("type".to_owned(), C::NAME.into());
+        }
+        let parts = Parts { model, sharding: &sharding, finer };
+        named.run(C::NAME, extents, data, |params| Ok(config.build(params)?), parts)
     }
 
     fn run(
@@ -346,11 +363,12 @@ impl Trainer {
         extents: &[usize],
         data: impl FnOnce(&Windows) -> Result<(InMemory, InMemory), BoxError>,
         build: impl FnOnce(&mut Scope<'_, ShardTensor>) -> Result<Box<dyn Model<ShardTensor>>, BoxError>,
-        (sharding, finer): (&Sharding, usize),
+        parts: Parts<'_>,
     ) -> Result<Summary, BoxError> {
-        let sigma_data = self.sigma_data;
-        let objective = self.objective.unwrap_or_else(|| objective::standard(sigma_data.as_ref()));
-        let setup = Setup { model: name.to_owned(), sigma_data: sigma_data.clone(), ..Setup::default() };
+        let Parts { model, sharding, finer } = parts;
+        let denoiser = self.denoiser;
+        let objective = self.objective.unwrap_or_else(|| objective::standard(denoiser.as_ref()));
+        let setup = Setup { model: name.to_owned(), denoiser: denoiser.clone(), ..Setup::default() };
         objective.check(&setup)?;
         if let Some(stage) = objective.first_stage() {
             let found =
@@ -398,8 +416,13 @@ impl Trainer {
         }
         let mut config = self.config;
         config.task = json!(objective);
+        if config.data.is_null() {
+            config.data = json!({ "augment": self.augment });
+        }
+        config.data_parallel.broadcast_buffers |= manager.broadcast_buffers();
+        config.data_parallel.find_unused_parameters |= manager.find_unused_parameters();
         let forward = Network::new(network).refining(finer);
-        let forward = forward.denoising(sigma_data).objective(objective, config.seed);
+        let forward = forward.denoising(denoiser).objective(objective, config.seed);
         let (parameters, buffers) = Parameters::on_mesh(&store, &mesh)?;
 
         let read = data(&windows).map_err(|error| Error::Samples { source: error });
@@ -424,6 +447,9 @@ impl Trainer {
             config.identity = json!({ "extents": extents, "channels": fields, "normalize": self.normalize });
             if let Some(targets) = &self.target_extents {
                 config.identity["target_extents"] = json!(targets);
+            }
+            if !model.is_null() {
+                config.identity["model"] = model;
             }
         }
         let moved = train.to(device, kind).and_then(|train| Ok((train, validation.to(device, kind)?)));

@@ -169,9 +169,14 @@ impl DataParallel {
     /// A communication fails.
     pub fn sync_buffers(&self) -> Result<()> {
         match self.broadcast_buffers {
-            true => broadcast(self.buffers.iter().map(|(name, tensor)| (name, tensor)), &self.group),
+            true => self.share_buffers(),
             false => Ok(()),
         }
+    }
+
+    /// Replaces the buffers by those of rank 0, whatever the configuration says.
+    pub(crate) fn share_buffers(&self) -> Result<()> {
+        broadcast(self.buffers.iter().map(|(name, tensor)| (name, tensor)), &self.group)
     }
 
     /// The backward pass of a step: adds the gradients of the mean loss over the global batch, summed over the group.

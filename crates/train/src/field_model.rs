@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use isobar_array::{Array, Convert, Elementwise, Generator, Local, Shape};
 use isobar_data::Normalizer;
-use isobar_models::{Batch, SigmaData};
+use isobar_models::{Batch, Denoiser};
 use tch::Tensor;
 
 use crate::error::Result;
@@ -101,28 +101,48 @@ where
     /// # Errors
     ///
     /// Whatever the network reports.
-    pub fn roll_out_members(&self, mut start: Start, count: usize) -> Result<Vec<L::Array>, BoxError> {
+    pub fn roll_out_members(&self, start: Start, count: usize) -> Result<Vec<L::Array>, BoxError> {
+        let mut outputs = Vec::with_capacity(start.steps);
+        self.roll_out_each(start, count, |_, fields| {
+            outputs.push(fields);
+            Ok(())
+        })?;
+        Ok(outputs)
+    }
+
+    /// Does the same as [`roll_out_members`](Self::roll_out_members), and hands the index and the fields of each step to `each` before
+    /// it computes the next: memory holds one step of a long rollout.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the network or `each` reports.
+    pub fn roll_out_each(
+        &self,
+        mut start: Start,
+        count: usize,
+        mut each: impl FnMut(usize, L::Array) -> Result<(), BoxError>,
+    ) -> Result<(), BoxError> {
         let _no_grad = tch::no_grad_guard();
         let dims = start.frames.first().map_or(0, Tensor::dim);
         for frame in &mut start.frames {
             *frame = self.input.encode(frame)?;
         }
-        let outputs = self.steps(&start, count, None)?;
         let decode = |part: &Tensor| match part.dim() > dims {
             // Members beside each other, as samples are.
             true => Ok(self.target.decode(&part.f_flatten(0, 1)?)?.f_view_as(part)?),
             false => Ok(self.target.decode(part)?),
         };
-        outputs.iter().map(|y| self.layout.map(y, decode)).collect()
+        self.each_step(&start, count, None, |at, y| each(at, self.layout.map(&y, decode)?))
     }
 
-    /// Normalised outputs after each step, from normalised frames.
-    pub(crate) fn steps(
+    /// Hands the normalised outputs after each step to `each`, from normalised frames.
+    fn each_step(
         &self,
         start: &Start,
         count: usize,
         step: Option<Step<'_>>,
-    ) -> Result<Vec<L::Array>, BoxError> {
+        mut each: impl FnMut(usize, L::Array) -> Result<(), BoxError>,
+    ) -> Result<(), BoxError> {
         let several = start.steps > 1 || self.change.is_some();
         if several && !self.targets_begin_with_inputs() {
             return Err("several steps, or changes, need inputs and targets that are normalised alike".into());
@@ -143,7 +163,6 @@ where
         };
         let positions = self.positions_of(input, count)?;
         let (objective, generator) = (self.forward.objective(), Generator::new(self.forward.seed()));
-        let mut outputs = Vec::with_capacity(start.steps);
         for at in 0..start.steps {
             let batch = self.batch((start, at), &frames, positions.as_ref(), count)?;
             let y = match step {
@@ -158,9 +177,9 @@ where
             let newest = frames.back().unwrap_or(&x);
             let (state, output) = self.advance(newest, y, several)?;
             frames.push_back(self.still_missing(state, kept.as_ref())?);
-            outputs.push(output);
+            each(at, output)?;
         }
-        Ok(outputs)
+        Ok(())
     }
 
     /// A state in which the points that were missing in the input are filled again.
@@ -273,6 +292,11 @@ where
         let y = y.to_kind(x.kind())?;
         // Ensembles, which have a dim of members, are of one step.
         if y.shape().len() > x.shape().len() {
+            if self.change.is_some() {
+                return Err(
+                    "a network that returns an ensemble predicts fields, not changes; --set data.predict=frame".into()
+                );
+            }
             return Ok((y.shallow_clone(), y));
         }
         let diagnostic = self.roles.as_ref().map_or(0, |roles| roles.diagnostic) as i64;
@@ -309,9 +333,7 @@ where
 
     /// Scales the channels of fields by `by` / `of`: one number for each channel, or for all.
     fn scaled(&self, fields: &L::Array, by: &[f64], of: &[f64]) -> Result<L::Array, BoxError> {
-        let channels = by.len().max(of.len());
-        let at = |all: &[f64], channel: usize| all.get(channel).or(all.first()).copied().unwrap_or(1.0);
-        let factors: Vec<f64> = (0..channels).map(|channel| at(by, channel) / at(of, channel)).collect();
+        let factors = factors(by, of);
         if factors.iter().all(|factor| *factor == 1.0) {
             return Ok(fields.shallow_clone());
         }
@@ -319,19 +341,23 @@ where
         self.layout.map(fields, |part| Ok(scale.decode(part)?))
     }
 
-    /// Returns the output that the loss compares with the normalised target. If the network predicts changes,
-    /// the difference is in units of each variable's changes, since slowly changing variables would not count
-    /// otherwise.
-    pub(crate) fn weighted(&self, output: &L::Array, target: &L::Array) -> Result<L::Array, BoxError> {
-        let Some(change) = &self.change else { return Ok(output.shallow_clone()) };
+    /// Returns factors of the differences between outputs and normalised targets in the loss, `[1, channel, 1…]`; `None` if they are
+    /// all 1. If the network predicts changes, differences are in units of each variable's changes, since slowly changing variables
+    /// would not count otherwise.
+    fn loss_scales(&self, target: &L::Array) -> Result<Option<L::Array>, BoxError> {
+        let Some(change) = &self.change else { return Ok(None) };
         // Diagnostic channels are no changes.
         let diagnostic = self.target.std().get(change.std().len()..).unwrap_or_default();
         let scales = [change.std(), diagnostic].concat();
         if scales == self.target.std() {
-            return Ok(output.shallow_clone());
+            return Ok(None);
         }
-        let difference = self.scaled(&output.sub(target)?, self.target.std(), &scales)?;
-        Ok(target.add(&difference)?)
+        let factors = Tensor::f_from_slice(&factors(self.target.std(), &scales))?;
+        let mut view = vec![1; target.shape().len()];
+        if let Some(extent) = view.get_mut(1) {
+            *extent = -1;
+        }
+        Ok(Some(target.constant(&factors.f_view(&view[..])?.f_to_kind(target.kind())?)?))
     }
 
     /// Returns the errors of predictions on physical values, of each sample and variable. All ranks of the layout call.
@@ -379,6 +405,12 @@ where
     }
 }
 
+/// Returns `by` / `of` for each channel; either may hold one number for all channels.
+fn factors(by: &[f64], of: &[f64]) -> Vec<f64> {
+    let at = |all: &[f64], channel: usize| all.get(channel).or(all.first()).copied().unwrap_or(1.0);
+    (0..by.len().max(of.len())).map(|channel| at(by, channel) / at(of, channel)).collect()
+}
+
 /// A [`FieldModel`] on normalised frames of so many samples.
 pub(crate) struct OnBatch<'a, L, F> {
     model: &'a FieldModel<L, F>,
@@ -418,7 +450,12 @@ where
     }
 
     fn roll_out(&self, step: Step<'_>) -> Result<Vec<L::Array>, BoxError> {
-        self.model.steps(self.start, self.count, Some(step))
+        let mut outputs = Vec::with_capacity(self.start.steps);
+        self.model.each_step(self.start, self.count, Some(step), |_, output| {
+            outputs.push(output);
+            Ok(())
+        })?;
+        Ok(outputs)
     }
 
     fn output_for(&self, target: &L::Array) -> Result<L::Array, BoxError> {
@@ -428,8 +465,8 @@ where
         }
     }
 
-    fn weighted(&self, output: &L::Array, target: &L::Array) -> Result<L::Array, BoxError> {
-        self.model.weighted(output, target)
+    fn loss_scales(&self, target: &L::Array) -> Result<Option<L::Array>, BoxError> {
+        self.model.loss_scales(target)
     }
 
     fn physical(&self, outputs: &L::Array) -> Result<L::Array, BoxError> {
@@ -449,8 +486,8 @@ where
         self.model.variables.len()
     }
 
-    fn sigma_data(&self) -> Option<SigmaData> {
-        self.model.forward.sigma_data()
+    fn denoiser(&self) -> Option<Denoiser> {
+        self.model.forward.denoiser()
     }
 
     fn has_conditions(&self) -> bool {

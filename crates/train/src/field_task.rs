@@ -309,15 +309,15 @@ where
         let Some(data) = &self.rollouts else { return Ok(Vec::new()) };
         let Sample { start, targets, .. } = self.sample(&**data, rollouts, data.steps())?;
         let steps = targets.len();
-        let predictions = self.model.roll_out_members(start, rollouts.len())?;
         let mut of_steps = vec![Vec::with_capacity(steps); rollouts.len()];
         let mut terms = vec![Vec::new(); rollouts.len()];
         let mut spectra = Vec::new();
-        for (index, (prediction, local)) in predictions.iter().zip(&targets).enumerate() {
+        self.model.roll_out_each(start, rollouts.len(), |index, prediction| {
+            let Some(local) = targets.get(index) else { return Ok(()) };
             let target = self.model.layout.targets().array(local, rollouts.len())?;
-            let scores = self.terms(prediction, (&target, local), rollouts.len())?;
+            let scores = self.terms(&prediction, (&target, local), rollouts.len())?;
             terms.iter_mut().zip(scores).for_each(|(all, own)| all.extend(own));
-            let prediction = single(prediction, &target)?;
+            let prediction = single(&prediction, &target)?;
             let errors = self.model.errors_of(&prediction, &target)?;
             of_steps.iter_mut().zip(errors).for_each(|(all, error)| all.push(error));
             if index + 1 == steps {
@@ -333,7 +333,8 @@ where
                 let errors = self.model.spectrum_errors_of(&prediction, &target)?;
                 spectra = errors.into_iter().zip(last).map(known).collect::<Vec<Vec<_>>>();
             }
-        }
+            Ok(())
+        })?;
         let errors = of_steps.iter().zip(spectra).zip(terms);
         Ok(errors
             .map(|((steps, spectra), terms)| Scored {

@@ -2,13 +2,10 @@
 
 use isobar_array::{Array, Pool, Reduction};
 use isobar_data::Normalizer;
-use isobar_models::{Batch, Mode, Model, SigmaData};
+use isobar_models::{Batch, Denoiser, Mode, Model};
 
 use crate::objective::ObjectiveKind;
 use crate::task::{BoxError, Step};
-
-/// Largest difference of the scales of both stages, in units of the deviation.
-const TOLERANCE: f64 = 1e-6;
 
 /// The network of a [`FieldModel`](crate::FieldModel): a closure from fields to fields, or a [`Network`].
 pub trait Forward<A> {
@@ -25,8 +22,8 @@ pub trait Forward<A> {
         ObjectiveKind::default()
     }
 
-    /// Returns the standard deviation of the data of a denoiser; `None` for other networks.
-    fn sigma_data(&self) -> Option<SigmaData> {
+    /// Returns the data and noise levels of a denoiser; `None` for other networks.
+    fn denoiser(&self) -> Option<Denoiser> {
         None
     }
 
@@ -69,7 +66,7 @@ pub struct Network<A> {
     model: Box<dyn Model<A>>,
     refinement: i64,
     objective: ObjectiveKind,
-    sigma_data: Option<SigmaData>,
+    denoiser: Option<Denoiser>,
     seed: u64,
     regression: Option<Box<Regression<A>>>,
     conditions: Option<Conditions>,
@@ -110,15 +107,7 @@ impl<A: Array> Network<A> {
     /// Wraps a model whose outputs are on the grid of its inputs.
     pub fn new(model: Box<dyn Model<A>>) -> Self {
         let objective = ObjectiveKind::default();
-        Self {
-            model,
-            refinement: 1,
-            objective,
-            sigma_data: None,
-            seed: 0,
-            regression: None,
-            conditions: None,
-        }
+        Self { model, refinement: 1, objective, denoiser: None, seed: 0, regression: None, conditions: None }
     }
 
     /// Wraps a model whose outputs are on a grid finer by this factor along each dim. It computes with the means of the given
@@ -135,10 +124,10 @@ impl<A: Array> Network<A> {
         Self { objective: objective.into(), seed, ..self }
     }
 
-    /// Sets the standard deviation of a denoiser's data; `None` for other models.
+    /// Sets the data and noise levels of a denoiser; `None` for other models.
     #[must_use]
-    pub fn denoising(self, sigma_data: Option<SigmaData>) -> Self {
-        Self { sigma_data, ..self }
+    pub fn denoising(self, denoiser: Option<Denoiser>) -> Self {
+        Self { denoiser, ..self }
     }
 
     /// Sets the first-stage regression; this network models the residual of its prediction.
@@ -189,8 +178,8 @@ impl<A: Array> Forward<A> for Network<A> {
         self.objective.clone()
     }
 
-    fn sigma_data(&self) -> Option<SigmaData> {
-        self.sigma_data.clone()
+    fn denoiser(&self) -> Option<Denoiser> {
+        self.denoiser.clone()
     }
 
     fn seed(&self) -> u64 {
@@ -297,10 +286,7 @@ impl<A: Array> Regression<A> {
 
 /// Compares the scales of both stages.
 fn check(what: &str, first: &Normalizer, second: &Normalizer) -> Result<(), BoxError> {
-    let pairs = first.mean().iter().zip(second.mean()).zip(first.std().iter().zip(second.std()));
-    let near =
-        |((m, n), (s, t)): ((&f64, &f64), (&f64, &f64))| (m - n).abs().max((s - t).abs()) <= TOLERANCE * s;
-    if first.mean().len() == second.mean().len() && pairs.into_iter().all(near) {
+    if first.is_close_to(second) {
         return Ok(());
     }
     Err(format!(

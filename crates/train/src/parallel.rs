@@ -66,6 +66,15 @@ impl Parallel {
         }
     }
 
+    /// Replaces the buffers by those of rank 0, as they are validated and saved: running statistics of ranks with other samples
+    /// differ. All ranks call.
+    pub(crate) fn share_buffers(&self) -> Result<()> {
+        match self {
+            Self::Replicated(parallel, _) => parallel.share_buffers(),
+            Self::Sharded(parallel) => parallel.share_buffers(),
+        }
+    }
+
     /// Adds the regularization `term` to the loss of a pass over `local` of the `global` samples of the batch. Replicated parameters get its
     /// gradient at once, times `factor`, in a backward pass of its own, and its value is returned beside the loss: parameters of
     /// recomputed blocks would otherwise get two gradients in the pass that reduces them.
@@ -110,11 +119,15 @@ impl Parallel {
                     false => parallel.backward_no_sync(loss.as_ref(), local, global),
                 }
             }
-            // Without samples here there are none on any rank.
-            Self::Sharded(parallel) => match loss {
-                Some(loss) => parallel.backward(&times(loss, factor * local as f64 / global as f64)?),
-                None => Ok(()),
-            },
+            // Without samples here there are none on any rank. The last pass has some, as there are no more passes than samples.
+            Self::Sharded(parallel) => {
+                let Some(loss) = loss else { return Ok(()) };
+                let loss = times(loss, factor * local as f64 / global as f64)?;
+                match last {
+                    true => parallel.backward(&loss),
+                    false => parallel.backward_no_sync(&loss),
+                }
+            }
         }
     }
 

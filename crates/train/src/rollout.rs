@@ -82,6 +82,26 @@ impl Roles {
     ///
     /// Fewer frames than the history and one step, or another number of channels than the roles have.
     pub fn arrange(roles: Option<&Self>, batch: Batch) -> Result<Sample> {
+        if let Some(roles) = roles
+            && batch.targets.len() < roles.history
+        {
+            return Err(format!(
+                "a sample has {} frames, expected more than the {} of the history",
+                1 + batch.targets.len(),
+                roles.history
+            )
+            .into());
+        }
+        Self::arrange_forecast(roles, batch)
+    }
+
+    /// Splits stored frames by role, like [`arrange`](Self::arrange), for a forecast: there may be no frame after the history to
+    /// compare with.
+    ///
+    /// # Errors
+    ///
+    /// Fewer frames than the history, or another number of channels than the roles have.
+    pub fn arrange_forecast(roles: Option<&Self>, batch: Batch) -> Result<Sample> {
         let Batch { input, targets, times } = batch;
         let Some(roles) = roles else {
             let start = Start::of_frame(&input, targets.len(), &times);
@@ -97,9 +117,9 @@ impl Roles {
             )
             .into());
         }
-        if roles.history == 0 || frames.len() <= roles.history {
+        if roles.history == 0 || frames.len() < roles.history {
             return Err(format!(
-                "a sample has {} frames, expected more than the {} of the history",
+                "a forecast starts from {} frames, expected the {} of the history",
                 frames.len(),
                 roles.history
             )
@@ -156,5 +176,29 @@ impl Roles {
             0 => None,
             _ => Some(Tensor::f_cat(&all, 1)?),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forecast_starts_from_the_last_frames() {
+        let roles = Roles { history: 2, prognostic: 1, diagnostic: 1, forcing: None, computed: None };
+        let frame = |value: f64| Tensor::full([1, 2, 3], value, (Kind::Double, Device::Cpu));
+        let batch = |frames: &[f64]| Batch {
+            input: frame(frames[0]),
+            targets: frames[1..].iter().copied().map(frame).collect(),
+            times: Vec::new(),
+        };
+        let error = Roles::arrange(Some(&roles), batch(&[1.0, 2.0])).unwrap_err().to_string();
+        assert_eq!(error, "a sample has 2 frames, expected more than the 2 of the history");
+        let Sample { start, last, targets } =
+            Roles::arrange_forecast(Some(&roles), batch(&[1.0, 2.0])).unwrap();
+        assert_eq!((start.frames.len(), start.steps, targets.len()), (2, 0, 0));
+        assert_eq!((last.size(), last.double_value(&[0, 0, 0])), (vec![1, 2, 3], 2.0));
+        let error = Roles::arrange_forecast(Some(&roles), batch(&[1.0])).unwrap_err().to_string();
+        assert_eq!(error, "a forecast starts from 1 frames, expected the 2 of the history");
     }
 }

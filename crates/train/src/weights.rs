@@ -17,8 +17,8 @@ use crate::variables::Variable;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct WeightsConfig {
-    /// Weights of variables, 0 or more, by name: of a channel (`velocity_x`), or of all channels of a variable (`velocity`). Others
-    /// have the weight 1. For example `{ u = 2.0 }`.
+    /// Weights of variables, 0 or more, by name: of a channel (`velocity_x`), or of all channels of a variable (`velocity`), whose names
+    /// add a level (`z_500`) or the component of a vector or tensor (`stress_xy`). Others have the weight 1. For example `{ u = 2.0 }`.
     pub variables: BTreeMap<String, f64>,
     /// Weights of levels, 0 or more, by the number that ends the names of their channels (`z_500`). Others have the weight 1. For
     /// example `{ "500" = 2.0 }`. Multiplied by the weights of variables.
@@ -312,10 +312,22 @@ fn channels(config: &WeightsConfig, variables: &[Variable]) -> Result<Vec<f64>> 
     Err(Error::invalid("train.weights", format!("weights {weights:?} of the channels {names:?}"), expected))
 }
 
-/// Returns whether a channel is the variable `key`, or a component or level of it.
+/// Returns whether a channel is the variable `key`, or a component or level of it. Other names may begin with that of a variable:
+/// `geopotential_at_surface` is no channel of `geopotential`.
 fn is_of(channel: &str, key: &str) -> bool {
-    let rest = channel.strip_prefix(key);
-    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+    let Some(rest) = channel.strip_prefix(key) else { return false };
+    let end = rest.strip_prefix('_');
+    rest.is_empty()
+        || end.is_some_and(|end| end.parse::<f64>().is_ok_and(f64::is_finite) || is_component(end))
+}
+
+/// Dims whose names end those of components.
+const DIMS: [&str; 12] =
+    ["x", "y", "z", "log_r", "rho", "r", "theta", "phi", "latitude", "lat", "longitude", "lon"];
+
+/// Returns whether `end` names one dim, of a component of a vector, or two, of a component of a tensor.
+fn is_component(end: &str) -> bool {
+    DIMS.iter().filter_map(|dim| end.strip_prefix(dim)).any(|rest| rest.is_empty() || DIMS.contains(&rest))
 }
 
 /// Returns the number that ends a channel's name; empty for none.
@@ -375,4 +387,38 @@ fn mask_of(
         (None, None) => return Ok(None),
     };
     both.f_expand(local.size(), false).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("geopotential", true)]
+    #[case("geopotential_500", true)]
+    #[case("geopotential_0.5", true)]
+    #[case("geopotential_x", true)]
+    #[case("geopotential_xy", true)]
+    #[case("geopotential_thetaphi", true)]
+    #[case("geopotential_at_surface", false)]
+    #[case("geopotential_height", false)]
+    #[case("geopotential_xyz", false)]
+    #[case("geopotential_", false)]
+    #[case("geopotentials", false)]
+    fn a_variable_has_levels_and_components(#[case] channel: &str, #[case] expected: bool) {
+        assert_eq!(is_of(channel, "geopotential"), expected);
+    }
+
+    #[test]
+    fn names_that_begin_alike_keep_their_weights() {
+        let names = ["geopotential_500", "geopotential_850", "geopotential_at_surface"].map(Variable::new);
+        let config = |name: &str| {
+            let variables = [(name.to_owned(), 4.0)].into();
+            WeightsConfig { variables, ..WeightsConfig::default() }
+        };
+        assert_eq!(channels(&config("geopotential"), &names).unwrap(), [4.0 / 3.0, 4.0 / 3.0, 1.0 / 3.0]);
+        assert_eq!(channels(&config("geopotential_at_surface"), &names).unwrap(), [0.5, 0.5, 2.0]);
+    }
 }

@@ -110,6 +110,71 @@ fn the_deviation_of_values_is_the_scale_of_earlier_versions() {
     assert!((loss(&ones) - (wanted[0] + wanted[1]) / 2.0).abs() < 1e-12);
 }
 
+/// A spectrum is that of the prediction, whatever the units of the other losses' differences.
+#[test]
+fn the_spectral_loss_is_that_of_the_prediction() {
+    let scales = || Normalizer::of_scales(&[0.5, 30.0]).unwrap();
+    let of = |loss: &str| {
+        let base = task(0.0, Some(scales()), serde_json::from_str::<LossKind>(loss).unwrap());
+        let FieldModel { layout, positions, change, input, target, variables, roles, missing, .. } =
+            base.model;
+        let forward = |x: &Tensor, _: Option<Step<'_>>| Ok(x * 0.5);
+        let model =
+            FieldModel { forward, layout, positions, change, input, target, variables, roles, missing };
+        let FieldTask { train, validation, rollouts, augment, loss, weights, report, seed, .. } = base;
+        let task = FieldTask { model, train, validation, rollouts, augment, loss, weights, report, seed };
+        self::loss(&task)
+    };
+    let values = task(0.0, None, Mse {}).model.input;
+    let encoded = |at| values.encode(&frames().select(1, at)).unwrap();
+    let wanted = [0, 1].map(|at| {
+        let change = scales().decode(&(encoded(at) * 0.5)).unwrap();
+        let prediction = encoded(at) + Normalizer::of_scales(values.std()).unwrap().encode(&change).unwrap();
+        let spectral: LossKind = serde_json::from_str("\"spectral\"").unwrap();
+        spectral.of(&prediction, &encoded(at + 1)).unwrap().double_value(&[])
+    });
+    let wanted = (wanted[0] + wanted[1]) / 2.0;
+    let (spectral, mse) = (of("\"spectral\""), of("\"mse\""));
+    assert!(wanted > 0.1 && (spectral - wanted).abs() < 1e-9 * wanted, "{spectral}, expected {wanted}");
+    let sum = of(r#"[{ "type": "spectral", "weight": 0.5 }, "mse"]"#);
+    assert!((sum - 0.5 * spectral - mse).abs() < 1e-9 * sum, "{sum} of {spectral} and {mse}");
+}
+
+/// The members would be taken for fields.
+#[test]
+fn an_ensemble_of_changes_is_refused() {
+    let base = task(0.0, Some(Normalizer::of_scales(&[0.5, 30.0]).unwrap()), Mse {});
+    let FieldModel { layout, positions, change, input, target, variables, roles, missing, .. } = base.model;
+    let forward = |x: &Tensor, _: Option<Step<'_>>| Ok(Tensor::stack(&[x, x], 1));
+    let model = FieldModel { forward, layout, positions, change, input, target, variables, roles, missing };
+    let error = model.roll_out(&frames().select(1, 0), 1, 1).unwrap_err().to_string();
+    assert!(error.contains("--set data.predict=frame"), "{error}");
+}
+
+/// Each step of a rollout is handed on before the next is computed.
+#[test]
+fn a_rollout_is_handed_on_step_by_step() {
+    let model = task(1.0, Some(Normalizer::of_scales(&[0.5, 30.0]).unwrap()), Mse {}).model;
+    let start = || isobar_train::Start::of_frame(&frames().select(1, 0), 2, &[]);
+    let all = model.roll_out_members(start(), 1).unwrap();
+    let mut found = Vec::new();
+    let each = |at: usize, fields: Tensor| {
+        found.push((at, fields));
+        Ok(())
+    };
+    model.roll_out_each(start(), 1, each).unwrap();
+    assert_eq!(found, all.into_iter().enumerate().collect::<Vec<_>>());
+    let calls = std::cell::Cell::new(0);
+    let FieldModel { layout, positions, change, input, target, variables, roles, missing, .. } = model;
+    let forward = |x: &Tensor, _: Option<Step<'_>>| {
+        calls.set(calls.get() + 1);
+        Ok(x.zeros_like())
+    };
+    let model = FieldModel { forward, layout, positions, change, input, target, variables, roles, missing };
+    assert_eq!(model.roll_out_each(start(), 1, |_, _| Err("full".into())).unwrap_err().to_string(), "full");
+    assert_eq!(calls.get(), 1);
+}
+
 #[test]
 fn every_channel_needs_a_name() {
     let mut unnamed = task(0.0, None, Mse {});

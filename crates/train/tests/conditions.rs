@@ -70,7 +70,7 @@ fn network<A: ModelArray>(denoises: bool, params: &mut impl Params<Array = A>) -
     match denoises {
         false => Network::new(dit(params)),
         true => Network::new(denoiser(params))
-            .denoising(Some(SigmaData::All(0.5)))
+            .denoising(Some(SigmaData::All(0.5).into()))
             .objective(DiffusionConfig::default(), 3),
     }
     .conditioned(Some(CONDITIONS))

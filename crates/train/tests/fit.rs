@@ -370,6 +370,33 @@ fn an_average_of_another_width_is_made_after_the_run() {
     assert!(error.contains("train.average_widths"), "{error}");
 }
 
+/// True while the gradients of the next step are to overflow.
+static OVERFLOWS: AtomicBool = AtomicBool::new(false);
+
+/// A step that is left out since its gradients overflow separates no averages of the run.
+#[test]
+fn averages_continue_over_steps_that_are_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    config.train.epochs = 40;
+    config.train.precision = Precision::Fp16Mixed;
+    config.train.average_widths = vec![0.05, 0.1];
+    config.checkpoint.every_epochs = 2;
+    config.checkpoint.keep = 0;
+    let mut task = Square::asking(62, || OVERFLOWS.store(true, Ordering::Relaxed));
+    task.changed = Some(|y| match OVERFLOWS.swap(false, Ordering::Relaxed) {
+        true => Ok(y.f_mul_scalar(1e153)?),
+        false => Ok(y),
+    });
+    fit(&task, &task.params, &[], &Ranks::data_parallel(&Group::single()), &config).unwrap();
+    let saved = folder.path().join("checkpoints");
+    let factor = read_run_state(&saved).unwrap().loss_scale.unwrap().factor();
+    assert!(factor < 65536.0, "a step was left out: {factor}");
+    let out = folder.path().join("model.safetensors");
+    let found = isobar_train::checkpoint::export_average(&saved, &out, 0.08).unwrap();
+    assert_eq!(found.averages, 2 * isobar_train::checkpoint::list(&saved).unwrap().len());
+}
+
 #[test]
 fn ranks_whose_parameters_drift_apart_are_found_out() {
     let folder = tempfile::tempdir().unwrap();

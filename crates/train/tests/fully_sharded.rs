@@ -458,6 +458,7 @@ fn passes_add_up_and_unused_parameters_count_as_zero(
     #[case] shape: &[i64],
     #[case] names: &[&str],
     #[values(1e-9, 4.0)] bucket_mb: f64,
+    #[values(false, true)] no_sync: bool,
 ) {
     let ranks = shape.iter().product::<i64>() as usize;
     threads::run(ranks, Duration::from_secs(120), |group| {
@@ -493,6 +494,9 @@ fn passes_add_up_and_unused_parameters_count_as_zero(
                     match (&replicated, &fully) {
                         (Some(parallel), _) if pass == 0 => parallel.backward_no_sync(Some(&loss), 1, 2),
                         (Some(parallel), _) => parallel.backward(Some(&loss), 1, 2),
+                        (_, Some(parallel)) if pass == 0 && no_sync => {
+                            parallel.backward_no_sync(&(loss * 0.5))
+                        }
                         (_, Some(parallel)) => parallel.backward(&(loss * 0.5)),
                         _ => unreachable!(),
                     }
@@ -512,6 +516,47 @@ fn passes_add_up_and_unused_parameters_count_as_zero(
         assert!(got.len() >= 9);
         for (got, want) in got.iter().zip(&want) {
             assert!((got - want).abs() < 1e-9 * want.abs(), "{got}, expected {want}");
+        }
+    });
+}
+
+/// Micro-batches are summed along `shard`, and over the other axes with the last one.
+#[test]
+fn gradients_are_summed_over_the_other_axes_once_a_step() {
+    threads::run(4, Duration::from_secs(120), |group| {
+        let mesh = DeviceMesh::new(&group, &[2, 2], &["data", "shard"]).unwrap();
+        let window = Window::whole(Subject::Gains.shape());
+        let whole = Generator::new(1).normal(&window, 0.0, 1.0, DOUBLE).unwrap();
+        let x = ShardTensor::distribute(&whole, &mesh, &[Placement::Shard(0); 2]).unwrap();
+        let mut store = ParamStore::new(Generator::new(7)).with_options(Kind::Double, Device::Cpu);
+        let watch = ShardedParameters::default();
+        let mut params = MeshParams::new(&mut store, &mesh).pending().watched(watch.watch());
+        let model = Subject::Gains.make(&mut params);
+        let (whole, _) = Parameters::from_store(&store, &Group::single()).unwrap();
+        let config = DataParallelConfig::default();
+        let parallel = FullySharded::new(watch, &whole, &[], &mesh, &config).unwrap();
+        let loss = || model(&x).unwrap().mse_loss(&x).unwrap().full_tensor(None).unwrap();
+        let sums = || {
+            let entries = group.flight().entries(usize::MAX, false);
+            entries.iter().filter(|entry| entry.group.contains("gradients/others")).count()
+        };
+        parallel.zero_grad().unwrap();
+        for _ in 0..2 {
+            parallel.backward_no_sync(&loss()).unwrap();
+        }
+        let norm =
+            || parallel.parameters().iter().map(|param| param.grad().unwrap().norm().double_value(&[]));
+        assert_eq!((sums(), norm().sum::<f64>()), (0, 0.0));
+        parallel.backward(&loss()).unwrap();
+        // The parameters without dims, and the others.
+        assert_eq!(sums(), 2);
+        let three: Vec<f64> = norm().collect();
+        // What a step has left behind is dropped with its gradients.
+        parallel.backward_no_sync(&loss()).unwrap();
+        parallel.zero_grad().unwrap();
+        parallel.backward(&loss()).unwrap();
+        for (three, one) in three.iter().zip(norm()) {
+            assert!((three - 3.0 * one).abs() < 1e-9 * three, "{three} of three passes, {one} of one");
         }
     });
 }

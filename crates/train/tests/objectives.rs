@@ -3,16 +3,19 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::ops::Range;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use isobar_array::{Array, Conv, Generator, Padding, Reduction};
 use isobar_collectives::threads;
 use isobar_data::{InMemory, Normalizer};
 use isobar_manager::{DeviceMesh, DistributedManager};
-use isobar_models::{Batch, BatchPart, EdmLoss, LossReduction, Mode, Model, Patching, Sharding, SigmaData};
+use isobar_models::{
+    Batch, BatchPart, Denoiser, EdmLoss, LossReduction, Mode, Model, Patching, Sharding, SigmaData,
+};
 use isobar_shard::{Init, ParamStore, Params, Placement, forbid_hidden_communication};
 use isobar_train::metric::{MetricKind, Report};
-use isobar_train::objective::{ObjectiveKind, registered};
+use isobar_train::objective::{Objective, ObjectiveKind, Setup, registered};
 use isobar_train::{
     DenseFields, DiffusionConfig, FieldLayout, FieldTask, Forward, Latitudes, Network, PatchConfig,
     Regression, ShardedFields, Step, Task, Weights, WeightsConfig, on_mesh,
@@ -104,7 +107,7 @@ fn task<L: FieldLayout, F: Forward<L::Array>>(layout: L, forward: F, case: &Case
 fn network<A: Array + 'static>(model: Blur<A>, first: Option<Blur<A>>, case: &Case) -> Network<A> {
     let first = first
         .map(|first| Regression::new(Network::new(Box::new(first)), [scale(), scale()]).conditioning(true));
-    let network = Network::new(Box::new(model)).denoising(Some(SigmaData::All(0.5)));
+    let network = Network::new(Box::new(model)).denoising(Some(SigmaData::All(0.5).into()));
     network.objective(case.task.clone(), 3).after(first)
 }
 
@@ -236,7 +239,7 @@ fn missing_values_have_no_part_in_the_loss_of_a_denoiser() {
     let shape = [1, 1, EXTENTS[0] as i64, EXTENTS[1] as i64];
     let factors = Tensor::full(shape, 0.7, (Kind::Double, Device::Cpu)).set_requires_grad(true);
     let model = Network::new(Box::new(Factors(factors.shallow_clone())));
-    let model = model.denoising(Some(SigmaData::All(0.5))).objective(DiffusionConfig::default(), 3);
+    let model = model.denoising(Some(SigmaData::All(0.5).into())).objective(DiffusionConfig::default(), 3);
     let loss = loss_of(model, true, false);
     loss.backward();
 
@@ -266,7 +269,7 @@ fn weights_of_latitudes_are_part_of_the_loss_of_a_denoiser(
     #[values(None, Some(patches()))] patches: Option<PatchConfig>,
 ) {
     let factors = Tensor::full([1], 0.7, (Kind::Double, Device::Cpu)).set_requires_grad(true);
-    let model = Network::new(Box::new(Factors(factors))).denoising(Some(SigmaData::All(0.5)));
+    let model = Network::new(Box::new(Factors(factors))).denoising(Some(SigmaData::All(0.5).into()));
     let config = DiffusionConfig { patches: patches.clone(), ..DiffusionConfig::default() };
     let loss = loss_of(model.objective(config, 3), false, true);
 
@@ -290,4 +293,38 @@ fn weights_of_latitudes_are_part_of_the_loss_of_a_denoiser(
     let each = of_points.draw(&clean, &generator, part, |noisy, _| Ok(noisy * 0.7)).unwrap();
     let want = (each * area).mean(None).double_value(&[]);
     assert!((loss.double_value(&[]) - want).abs() < 1e-12 * want, "{loss:?} {want}");
+}
+
+/// Keeps the noise levels that it is given.
+#[derive(Clone, Default)]
+struct Levels(Arc<Mutex<Vec<f64>>>);
+
+impl Model<Tensor> for Levels {
+    fn forward(&self, batch: &Batch<Tensor>, _mode: Mode<'_>) -> isobar_models::Result<Batch<Tensor>> {
+        let sigma = batch.require("levels", Batch::<Tensor>::SIGMA)?;
+        self.0.lock().unwrap().push(sigma.max().double_value(&[]));
+        Ok(Batch::of_fields(batch.require("levels", Batch::<Tensor>::FIELDS)? * 0.5))
+    }
+}
+
+/// The sampler's own are from 80 down to 0.002.
+#[test]
+fn samples_start_and_end_within_the_noise_levels_of_the_denoiser() {
+    let levels = Levels::default();
+    let denoiser = Denoiser { sigma_data: SigmaData::All(0.5), sigma_min: 0.1, sigma_max: 5.0 };
+    let network = Network::new(Box::new(levels.clone())).denoising(Some(denoiser.clone()));
+    let network = network.objective(DiffusionConfig::default(), 3);
+    let case =
+        Case { task: ObjectiveKind::default(), gaps: false, change: false, staged: false, weighted: false };
+    let task = task(DenseFields, network, &case);
+    let _ = task.predict(&*task.validation, &[0]).unwrap();
+    let seen = levels.0.lock().unwrap();
+    let ends = [seen.iter().copied().fold(f64::INFINITY, f64::min), seen.iter().copied().fold(0.0, f64::max)];
+    assert!((ends[0] - 0.1).abs() < 1e-9 && (ends[1] - 5.0).abs() < 1e-9, "{ends:?}");
+
+    // No level of the sampler's is one of this denoiser's.
+    let above = Denoiser { sigma_min: 100.0, sigma_max: 200.0, ..denoiser };
+    let setup = Setup { denoiser: Some(above), train_steps: 1, ..Setup::default() };
+    let error = DiffusionConfig::default().check(&setup).unwrap_err().to_string();
+    assert!(error.contains("sigma_min is 100 and sigma_max 80"), "{error}");
 }

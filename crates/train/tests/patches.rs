@@ -86,7 +86,7 @@ fn dense(config: &ModelConfig) -> Box<dyn Model<Tensor>> {
 fn denoising<A: Array>(members: usize, patches: PatchConfig, model: Box<dyn Model<A>>) -> Network<A> {
     let config =
         DiffusionConfig { members, sampler: sampler(), patches: Some(patches), ..DiffusionConfig::default() };
-    Network::new(model).denoising(Some(SigmaData::All(0.5))).objective(config, 3)
+    Network::new(model).denoising(Some(SigmaData::All(0.5).into())).objective(config, 3)
 }
 
 fn task<L: FieldLayout, F: Forward<L::Array>>(layout: L, forward: F) -> FieldTask<L, F> {
@@ -300,7 +300,7 @@ fn text(error: &dyn std::error::Error) -> String {
 fn patches_without_points_are_refused() {
     let refused = |patches| {
         let config = DiffusionConfig { patches: Some(patches), ..DiffusionConfig::default() };
-        let setup = Setup { sigma_data: Some(SigmaData::All(0.5)), ..Setup::default() };
+        let setup = Setup { denoiser: Some(SigmaData::All(0.5).into()), ..Setup::default() };
         config.check(&setup).unwrap_err().to_string()
     };
     let none = PatchConfig { patch_shape: [0, 4], ..patches(true) };
@@ -335,7 +335,7 @@ fn settings_of_diffusion_are_named(
     #[case] starts: &str,
     #[case] ends: &str,
 ) {
-    let setup = Setup { sigma_data: Some(SigmaData::All(0.5)), train_steps: 1, ..Setup::default() };
+    let setup = Setup { denoiser: Some(SigmaData::All(0.5).into()), train_steps: 1, ..Setup::default() };
     let mut config = DiffusionConfig::default();
     config.check(&setup).unwrap();
     change(&mut config);

@@ -72,7 +72,7 @@ fn second<A: ModelArray>(
     let sampler = EdmSampler { num_steps: 2, s_churn: 1.0, ..EdmSampler::default() };
     let config = DiffusionConfig { members, sampler, ..DiffusionConfig::default() };
     let network = Network::new(denoiser.build(params).unwrap());
-    network.denoising(Some(SigmaData::All(0.5))).objective(config, 3)
+    network.denoising(Some(SigmaData::All(0.5).into())).objective(config, 3)
 }
 
 fn task<L: FieldLayout, F: Forward<L::Array>>(layout: L, forward: F, targets: &Tensor) -> FieldTask<L, F> {

@@ -4,10 +4,12 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use isobar_array::{Array, Convert, Elementwise};
 use isobar_collectives::Group;
-use isobar_data::{Batch, Content, Dataset, DatasetWriter, PredictionMeta, Window, usual_step, writer};
+use isobar_data::{
+    Batch, Content, Dataset, DatasetWriter, PredictionMeta, TimeAxis, Window, usual_step, writer,
+};
 use isobar_models::BatchPart;
 use isobar_train::metric::Scoreboard;
 use isobar_train::{BoxError, FieldLayout, FieldModel, Forward, Roles, Sample, Start};
@@ -18,6 +20,7 @@ use super::output::Output;
 use super::windows::Windows;
 use crate::run::picture::Shown;
 use crate::run::{Scoring, Source, as_str, scoring};
+use isobar_command::exit::{Because, Exit};
 use isobar_command::outputs;
 
 /// Samples to predict: steps from a frame of some trajectories on, or outputs of samples without time.
@@ -80,6 +83,15 @@ impl Prediction<'_> {
     {
         let source = self.source;
         let frames = source.data.times().map_or(1, <[f64]>::len);
+        if self.start + self.steps >= frames && time_step(&*source.data, &*source.parts.train.data).is_none()
+        {
+            bail!(Exit::Usage.because(format!(
+                "the time step beyond the last frame of {} is not known: neither it nor the training data {} has two frames in the \
+                 same unit of time; give data with the frame before",
+                source.path(),
+                source.parts.train.data.path().display()
+            )));
+        }
         let known = self.steps.min(frames - 1 - self.start);
         let past = model.roles.as_ref().map_or(0, |roles| roles.history - 1);
         let stored = source.names.stored();
@@ -102,7 +114,8 @@ impl Prediction<'_> {
             let times: Vec<Vec<f64>> = self.times().iter().map(|time| vec![*time; own as usize]).collect();
             let (input, targets) = (frame(0)?, (1..=past + known).map(frame).collect::<Result<_>>()?);
             let batch = Batch { input, targets, times: Vec::new() };
-            let Sample { start, last, targets } = boxed(Roles::arrange(model.roles.as_ref(), batch))?;
+            let Sample { start, last, targets } =
+                boxed(Roles::arrange_forecast(model.roles.as_ref(), batch))?;
             let start = Start { times, steps: self.steps, part: self.part(index), ..start };
             let members = boxed(model.roll_out_members(start, 1))?;
             let single = |members: &L::Array| scoring::single(members, frames.dim());
@@ -247,13 +260,14 @@ impl Prediction<'_> {
         Output::open(world, create, join)
     }
 
-    /// Times of the frame to start from and of each step; those beyond the data are a usual step apart.
+    /// Times of the frame to start from and of each step; those beyond the data are a usual step apart, which
+    /// [`of_trajectories`](Self::of_trajectories) has checked is known.
     pub(super) fn times(&self) -> Vec<f64> {
         let Some(times) = self.source.data.times() else { return Vec::new() };
-        let interval = usual_step(times).unwrap_or(1.0);
-        let time = |frame: usize| {
-            let beyond = frame.saturating_sub(times.len() - 1) as f64;
-            times[frame.min(times.len() - 1)] + beyond * interval
+        let interval = time_step(&*self.source.data, &*self.source.parts.train.data).unwrap_or(f64::NAN);
+        let time = |frame: usize| match frame.saturating_sub(times.len() - 1) {
+            0 => times[frame],
+            beyond => times[times.len() - 1] + beyond as f64 * interval,
         };
         (self.start..=self.start + self.steps).map(time).collect()
     }
@@ -276,14 +290,48 @@ impl Prediction<'_> {
         for variable in self.source.chosen_targets(variables)? {
             let channels = variable.channels.len() as i64;
             let values = frame.f_narrow(1, first, channels)?;
-            if writer.takes_windows() {
-                writer.write_window(&variable.name, sample, at, points, &values)?;
-            } else {
-                writer.write(&variable.name, sample, at, &values)?;
-            }
+            let written = match writer.takes_windows() {
+                true => writer.write_window(&variable.name, sample, at, points, &values),
+                false => writer.write(&variable.name, sample, at, &values),
+            };
+            let number = self.samples.get(sample).copied().unwrap_or(sample);
+            let place = match self.source.has_steps() {
+                true => format!("step {at} of trajectory {number}"),
+                false => format!("sample {number}"),
+            };
+            written.map_err(|error| not_finite(&place, &variable.name, error))?;
             first += channels;
         }
         Ok(())
+    }
+}
+
+/// Says of values that a file rejects because they are not finite that they are a forecast, and where.
+fn not_finite(place: &str, variable: &str, error: isobar_data::Error) -> anyhow::Error {
+    let isobar_data::Error::NotFinite { value, .. } = error else { return error.into() };
+    let text = format!(
+        "the forecast of `{variable}` is not finite at {place}: {value}; predict fewer steps (--steps), or train further"
+    );
+    Exit::Data.because(text).into()
+}
+
+/// Returns the usual step of the times of `data`; of a single frame, that of the training data in the unit of `data`. `None` if
+/// neither has two frames, or a unit cannot be converted.
+fn time_step(data: &dyn Dataset, training: &dyn Dataset) -> Option<f64> {
+    let times = data.times()?;
+    if let Some(step) = usual_step(times) {
+        return Some(step);
+    }
+    let trained = training.times()?;
+    let step = usual_step(trained)?;
+    match (training.time_unit(), data.time_unit()) {
+        (from, to) if from == to => Some(step),
+        (Some(from), Some(to)) => {
+            let (from, to) = (TimeAxis::new(from).ok()?, TimeAxis::new(to).ok()?);
+            let first = *trained.first()?;
+            Some(from.convert(first + step, &to)? - from.convert(first, &to)?)
+        }
+        _ => None,
     }
 }
 
@@ -315,4 +363,73 @@ where
 
 fn boxed<T>(result: Result<T, BoxError>) -> Result<T> {
     result.map_err(anyhow::Error::from_boxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use isobar_data::{DataVariable, Dim, Result, TimeUnit};
+
+    use super::*;
+
+    /// A series of these times.
+    #[derive(Debug)]
+    struct Series(Vec<f64>, Option<TimeUnit>);
+
+    impl Dataset for Series {
+        fn path(&self) -> &Path {
+            Path::new("series")
+        }
+        fn samples(&self) -> usize {
+            1
+        }
+        fn dims(&self) -> &[Dim] {
+            &[]
+        }
+        fn times(&self) -> Option<&[f64]> {
+            Some(&self.0)
+        }
+        fn time_unit(&self) -> Option<&TimeUnit> {
+            self.1.as_ref()
+        }
+        fn variables(&self) -> &[DataVariable] {
+            &[]
+        }
+        fn read(&self, _: &Window, _: &[usize], _: &[&str]) -> Result<Tensor> {
+            unreachable!()
+        }
+    }
+
+    #[test]
+    fn values_that_are_not_finite_are_of_the_forecast() {
+        let path = || Path::new("prediction.h5").to_owned();
+        let error = isobar_data::Error::NotFinite {
+            path: path(),
+            dataset: "u".to_owned(),
+            index: vec![0, 7, 1, 1],
+            value: f64::INFINITY,
+        };
+        assert_eq!(
+            not_finite("step 7 of trajectory 3", "u", error).to_string(),
+            "the forecast of `u` is not finite at step 7 of trajectory 3: inf; predict fewer steps (--steps), or train further"
+        );
+        let other = not_finite("sample 3", "u", isobar_data::Error::Missing { path: path() }).to_string();
+        assert_eq!(other, "prediction.h5: no such file");
+    }
+
+    #[test]
+    fn a_single_frame_is_stepped_like_the_training_data() {
+        let series = |times: &[f64], unit: Option<&str>| {
+            let unit = unit.map(|unit| TimeUnit { unit: unit.to_owned(), calendar: None });
+            Series(times.to_vec(), unit)
+        };
+        let training = series(&[0.0, 6.0, 12.0], Some("hours since 1979-01-01"));
+        let step = |data: &Series| time_step(data, &training);
+        assert_eq!(step(&series(&[3.0, 4.0], None)), Some(1.0), "its own");
+        assert_eq!(step(&series(&[3.0], Some("hours since 1979-01-01"))), Some(6.0));
+        assert_eq!(step(&series(&[3.0], Some("days since 2020-01-01"))), Some(0.25));
+        assert_eq!(step(&series(&[3.0], None)), None);
+        assert_eq!(time_step(&training, &series(&[3.0], None)), Some(6.0));
+    }
 }

@@ -19,8 +19,8 @@ use isobar_data::Parts;
 use isobar_manager::config::{Resolved, agree};
 use isobar_manager::{DistributedManager, logging};
 use isobar_train::checkpoint::{self, CheckpointSelector, Checkpoints, Contents, Keep, Loaded};
-use isobar_train::config::{Predict, ScalarsAs};
-use isobar_train::{Error, FieldLayout, FieldModel, Forward, Parameters};
+use isobar_train::{Difference, Error, FieldLayout, FieldModel, Forward, Parameters, differences};
+use serde_json::Value;
 use tch::Tensor;
 
 use self::fields::Place;
@@ -324,10 +324,11 @@ impl Prediction<'_> {
                 first + 1
             )));
         }
-        let known = last - start;
+        // A step takes the forcings of the frame that it starts from.
+        let known = last - start + 1;
         if steps > known && !source.names.forcings.is_empty() {
             bail!(Exit::Usage.because(format!(
-                "{steps} steps from frame {start} are asked for, but {} has the forcings {:?} of {known} only: --steps={known}",
+                "{steps} steps from frame {start} are asked for, but {} has the forcings {:?} for {known} only: --steps={known}",
                 source.path(),
                 source.names.forcings
             )));
@@ -361,6 +362,7 @@ impl Prediction<'_> {
                 path.display()
             )));
         }
+        self.means_the_same(&path, &state.identity)?;
         let trained = Channels::recorded(&state.identity);
         let metadata: ModelMetadata = serde_json::from_value(state.extra).map_err(|error| {
             Exit::Data.because(format!(
@@ -368,7 +370,6 @@ impl Prediction<'_> {
                 path.display()
             ))
         })?;
-        self.means_the_same(&path, &metadata)?;
         if let Some(trained) = trained {
             trained.check(&path, source)?;
         }
@@ -399,34 +400,31 @@ impl Prediction<'_> {
         Exit::Data.because(why).into()
     }
 
-    /// Rejects a network that was trained on other fields, or to predict something else.
-    fn means_the_same(&self, folder: &Path, trained: &ModelMetadata) -> Result<()> {
-        let data = &self.config.data;
-        // As in a configuration file.
-        let word = |predict: Predict| match predict {
-            Predict::Frame => "frame".to_owned(),
-            Predict::Change => "change".to_owned(),
+    /// Rejects another network than the checkpoint's: one that was trained on other fields, or to predict something else, or has
+    /// other settings, with which the same parameters would compute something else.
+    fn means_the_same(&self, folder: &Path, trained: &Value) -> Result<()> {
+        let now = run::identity(self.config)?;
+        // Checkpoints of programs of one's own may have none.
+        let both = |key: &str| trained.get(key).zip(now.get(key));
+        // Data to predict from may have gaps where those of the training had none, and the other way round.
+        let of_gaps = |difference: &Difference| {
+            let one_sided = difference.saved.is_null() || difference.now.is_null();
+            ["fill", "mask"].contains(&&*difference.key) && one_sided
         };
-        let form = |form: ScalarsAs| format!("{form:?}").to_lowercase();
-        let pairs = [
-            ("fields", format!("{:?}", trained.fields), format!("{:?}", data.fields)),
-            ("inputs", format!("{:?}", trained.inputs), format!("{:?}", data.inputs)),
-            ("targets", format!("{:?}", trained.targets), format!("{:?}", data.targets)),
-            ("forcings", format!("{:?}", trained.forcings), format!("{:?}", data.forcings)),
-            ("statics", format!("{:?}", trained.statics), format!("{:?}", data.statics)),
-            ("scalars", format!("{:?}", trained.scalars), format!("{:?}", data.scalars)),
-            ("scalars_as", form(trained.scalars_as), form(data.scalars_as)),
-            ("diagnostics", format!("{:?}", trained.diagnostics), format!("{:?}", data.diagnostics)),
-            ("history", trained.history.to_string(), data.history.to_string()),
-            ("levels", format!("{:?}", trained.levels), format!("{:?}", data.levels)),
-            ("predict", word(trained.predict), word(data.predict)),
-            ("positions", trained.positions.to_string(), data.positions.to_string()),
-        ];
-        match pairs.iter().find(|(_, trained, now)| trained != now) {
+        let data = both("data").map_or_else(Vec::new, |(trained, now)| run::other_meaning(trained, now));
+        let data = data.into_iter().filter(|difference| !of_gaps(difference)).map(|found| ("data", found));
+        let model = both("model").map_or_else(Vec::new, |(trained, now)| differences(trained, now));
+        match data.chain(model.into_iter().map(|found| ("model", found))).next() {
             None => Ok(()),
-            Some((key, trained, now)) => bail!(Exit::Usage.because(format!(
-                "{} was trained with data.{key} = {trained}, and is to predict with {now}; --set 'data.{key}={trained}'",
-                folder.display()
+            Some((table, Difference { key, saved, now })) => bail!(Exit::Usage.because(format!(
+                "{} was trained with {table}.{key} = {}, and is to predict with {}; {}",
+                folder.display(),
+                run::shown(&saved),
+                run::shown(&now),
+                match saved {
+                    Value::Null => format!("remove {table}.{key}"),
+                    saved => format!("--set '{table}.{key}={}'", run::shown(&saved)),
+                }
             ))),
         }
     }

@@ -6,14 +6,14 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use isobar_command::exit::{Because, Exit};
-use isobar_data::{DataVariable, Dataset, Dim};
+use isobar_data::{DataVariable, Dataset, Dim, Levels};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::roles::{channel_names, chosen};
 use super::source::Source;
 
-/// Channel names by the role of their variables, with units and the direction of latitudes.
+/// Channel names by the role of their variables, with units, levels and the direction of latitudes.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Channels {
     inputs: Vec<String>,
@@ -22,8 +22,25 @@ pub(crate) struct Channels {
     statics: Vec<String>,
     /// Units of variables that have one.
     units: BTreeMap<String, String>,
+    /// Levels of variables that have some: a variable at a single level has no other name at another one.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    levels: BTreeMap<String, LevelsRecord>,
     /// True if rows go from north to south; `None` without latitudes.
     from_north: Option<bool>,
+}
+
+/// Coordinates of the channels of a variable.
+#[derive(Debug, Serialize, Deserialize)]
+struct LevelsRecord {
+    axis: String,
+    unit: Option<String>,
+    values: Vec<f64>,
+}
+
+impl From<&LevelsRecord> for Levels {
+    fn from(LevelsRecord { axis, unit, values }: &LevelsRecord) -> Self {
+        Self { name: axis.clone(), unit: unit.clone(), values: values.clone() }
+    }
 }
 
 impl Channels {
@@ -44,14 +61,22 @@ impl Channels {
     fn of((data, targets): (&dyn Dataset, &dyn Dataset), source: &Source) -> Result<Self> {
         let names =
             |data, variables: &[String]| Ok::<_, anyhow::Error>(channel_names(data, variables)?.concat());
-        let units = |variables: Vec<DataVariable>| {
-            variables.into_iter().filter_map(|variable| Some((variable.name, variable.unit?)))
+        let units = |variables: &[DataVariable]| -> Vec<_> {
+            let own = |variable: &DataVariable| Some((variable.name.clone(), variable.unit.clone()?));
+            variables.iter().filter_map(own).collect()
+        };
+        let levels = |variables: Vec<DataVariable>| {
+            variables.into_iter().filter_map(|variable| {
+                let Levels { name, unit, values } = variable.levels?;
+                Some((variable.name, LevelsRecord { axis: name, unit, values }))
+            })
         };
         let of_data = [&source.inputs[..], &source.names.forcings, &source.names.statics].concat();
         let (of_data, of_targets) = (chosen(data, &of_data)?, chosen(targets, &source.targets)?);
         let rows = data.dims().iter().find(|dim| dim.is_latitude());
         Ok(Self {
-            units: units(of_data).chain(units(of_targets)).collect(),
+            units: [units(&of_data), units(&of_targets)].concat().into_iter().collect(),
+            levels: levels(of_data).chain(levels(of_targets)).collect(),
             from_north: rows.map(Dim::descends),
             inputs: names(data, &source.inputs)?,
             targets: names(targets, &source.targets)?,
@@ -93,7 +118,17 @@ impl Channels {
             }
             _ => None,
         };
-        self.units.iter().find_map(differs).or(turned)
+        let elsewhere = |(name, trained): (&String, &LevelsRecord)| {
+            let (trained, own) = (Levels::from(trained), Levels::from(now.levels.get(name)?));
+            let differ = !own.is_at(&trained);
+            differ.then(|| {
+                format!(
+                    "`{name}` at {trained}, and {data} has it at {own}; give data at the levels of training"
+                )
+            })
+        };
+        let levels = || self.levels.iter().find_map(elsewhere);
+        self.units.iter().find_map(differs).or_else(levels).or(turned)
     }
 
     fn other_names(&self, now: &Self, data: &str) -> Option<String> {
@@ -157,6 +192,34 @@ mod tests {
             turned.starts_with("rows from north to south, and those of new.nc go from south"),
             "{turned}"
         );
+    }
+
+    #[test]
+    fn other_levels_are_refused() {
+        let at = |level: Option<f64>, unit: Option<&str>| {
+            let record = |level| LevelsRecord {
+                axis: "level".to_owned(),
+                unit: unit.map(str::to_owned),
+                values: vec![level],
+            };
+            let levels = level.map(|level| ("t".to_owned(), record(level))).into_iter().collect();
+            Channels { levels, ..channels(&["t"]) }
+        };
+        let trained = at(Some(500.0), Some("hPa"));
+        for same in [at(Some(500.0), Some("hPa")), at(Some(500.0), None), at(None, None)] {
+            assert_eq!(trained.difference(&same, "new.nc"), None);
+            assert_eq!(same.difference(&trained, "new.nc"), None);
+        }
+        assert_eq!(
+            trained.difference(&at(Some(850.0), Some("hPa")), "new.nc").unwrap(),
+            "`t` at level [500.0] hPa, and new.nc has it at level [850.0] hPa; give data at the levels of training"
+        );
+        assert!(trained.difference(&at(Some(500.0), Some("Pa")), "new.nc").is_some());
+        // Checkpoints of earlier versions have none.
+        let mut earlier = serde_json::to_value(&trained).unwrap();
+        let _ = earlier.as_object_mut().unwrap().remove("levels");
+        let earlier = Channels::recorded(&serde_json::json!({ Channels::KEY: earlier })).unwrap();
+        assert_eq!(earlier.difference(&at(Some(850.0), None), "new.nc"), None);
     }
 
     #[test]

@@ -12,10 +12,11 @@ use isobar_train::checkpoint::{
     self, CheckpointSelector, Checkpoints, Contents, Keep, Loaded, RunState, read_run_state,
 };
 use isobar_train::config::Predict;
-use isobar_train::{Conditions, Error, Forward, Network, Parameters, Regression, objective};
+use isobar_train::{Conditions, Difference, Error, Forward, Network, Parameters, Regression, objective};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
+use super::identity::{meaning, other_meaning, shown};
 use super::{ModelMetadata, all_ok, check_model};
 use crate::config::{Config, of_run};
 use isobar_command::exit::{Because, Exit};
@@ -173,29 +174,12 @@ fn trained(settings: &objective::FirstStage, second: &Config) -> Result<ModelCon
     if [&first, second].iter().any(|stage| stage.data.predict != Predict::Frame) {
         return refuse("and data.predict is \"change\" in one of both; expected \"frame\"".to_owned());
     }
-    let channels = |stage: &Config| {
-        let data = &stage.data;
-        [
-            ("fields", format!("{:?}", data.fields)),
-            ("inputs", format!("{:?}", data.inputs)),
-            ("targets", format!("{:?}", data.targets)),
-            ("forcings", format!("{:?}", data.forcings)),
-            ("statics", format!("{:?}", data.statics)),
-            ("scalars", format!("{:?}", data.scalars)),
-            ("scalars_as", format!("{:?}", data.scalars_as).to_lowercase()),
-            ("diagnostics", format!("{:?}", data.diagnostics)),
-            ("history", data.history.to_string()),
-            ("levels", format!("{:?}", data.levels)),
-            ("positions", data.positions.to_string()),
-            ("missing", format!("{:?}", data.missing).to_lowercase()),
-            ("fill", data.fill.to_string()),
-            ("target", format!("{:?}", data.target.as_ref().map(|target| (&target.format, &target.levels)))),
-        ]
-    };
-    match channels(&first).iter().zip(&channels(second)).find(|(first, second)| first != second) {
+    match other_meaning(&meaning(&first.data), &meaning(&second.data)).into_iter().next() {
         None => Ok(first.model),
-        Some(((key, own), (_, here))) => refuse(format!(
-            "trained with data.{key} = {own}, and the denoiser has {here}; give both the same"
+        Some(Difference { key, saved, now }) => refuse(format!(
+            "trained with data.{key} = {}, and the denoiser has {}; give both the same",
+            shown(&saved),
+            shown(&now)
         )),
     }
 }
@@ -294,7 +278,7 @@ mod tests {
         let mut second = Config::default();
         second.data.predict = Predict::Frame;
         second.data.missing = isobar_data::Missing::Fill;
-        for (first, words) in [("error", "data.missing = error"), ("fill", "data.fill = 2.5")] {
+        for (first, words) in [("error", "data.fill = unset"), ("fill", "data.fill = 2.5")] {
             let text = format!("[data]\npredict = \"frame\"\nmissing = \"{first}\"\nfill = 2.5\n");
             std::fs::write(folder.path().join("config.toml"), text).unwrap();
             let error = trained(&settings(folder.path()), &second).unwrap_err().to_string();

@@ -7,6 +7,7 @@ pub(crate) mod chart;
 pub(crate) mod errors;
 mod fields;
 mod first_stage;
+mod identity;
 mod kept;
 pub(crate) mod picture;
 mod portion;
@@ -30,7 +31,7 @@ use isobar_data::{Normalizer, Part, Parts, missing_frames, usual_step};
 use isobar_manager::DistributedManager;
 use isobar_models::{Batch, FieldSpec, ModelConfig};
 use isobar_shard::{ParallelRegion, ParamStore};
-use isobar_train::config::{DataConfig, Predict, ScalarsAs};
+use isobar_train::config::{DataConfig, Predict};
 use isobar_train::{
     DenseFields, FieldLayout, Forward, Network, Parameters, Ranks, ShardedFields, Variable, VariableError,
     idle_ranks, on_mesh,
@@ -42,6 +43,7 @@ pub(crate) use self::channels::Channels;
 pub(crate) use self::fields::{Fields, Place};
 use self::first_stage::FirstStage;
 pub(crate) use self::first_stage::{Used, best_or_newest, check_beside};
+pub(crate) use self::identity::{identity, other_meaning, shown};
 pub(crate) use self::kept::stamps;
 use self::ranks::Arrangement;
 pub(crate) use self::resume::claim;
@@ -104,43 +106,12 @@ pub(crate) struct ModelMetadata {
     pub(crate) input: Normalizer,
     /// Normalization of its outputs.
     pub(crate) target: Normalizer,
-    /// Names of the fields in its channels.
-    pub(crate) fields: Vec<String>,
-    /// Variables of its inputs, if the configuration names them.
-    #[serde(default)]
-    pub(crate) inputs: Vec<String>,
-    /// Variables of its outputs, if the configuration names them.
-    #[serde(default)]
-    pub(crate) targets: Vec<String>,
     /// Meaning of its outputs.
     pub(crate) predict: Predict,
-    /// True if it takes positions as input channels.
-    pub(crate) positions: bool,
     /// Scales of changes, if its outputs are changes. Missing in checkpoints of earlier versions, which
     /// divide by the deviation of the inputs.
     #[serde(default)]
     pub(crate) change: Option<Normalizer>,
-    /// Names of its forcings.
-    #[serde(default)]
-    pub(crate) forcings: Vec<String>,
-    /// Names of its static fields.
-    #[serde(default)]
-    pub(crate) statics: Vec<String>,
-    /// Names of its scalars.
-    #[serde(default)]
-    pub(crate) scalars: Vec<String>,
-    /// Form in which it is given them.
-    #[serde(default)]
-    pub(crate) scalars_as: ScalarsAs,
-    /// Names of the outputs that are no inputs.
-    #[serde(default)]
-    pub(crate) diagnostics: Vec<String>,
-    /// Number of input frames.
-    #[serde(default = "one")]
-    pub(crate) history: usize,
-    /// Levels of its variables, if the configuration names them.
-    #[serde(default)]
-    pub(crate) levels: Vec<f64>,
     /// Normalisation of forcings that the data have, and of scalars of trajectories.
     #[serde(default)]
     pub(crate) forcing: Option<Normalizer>,
@@ -153,11 +124,6 @@ pub(crate) struct ModelMetadata {
     /// Validation errors of the baseline, per variable.
     #[serde(default)]
     pub(crate) baseline: Vec<VariableError>,
-}
-
-/// Input frames of networks of earlier versions.
-fn one() -> usize {
-    1
 }
 
 impl ModelMetadata {

@@ -1,12 +1,12 @@
 //! The scales of a run's fields: statistics of the training samples, which ranks read together.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use isobar_collectives::Group;
-use isobar_data::{Dataset, Normalizer, Part, Statistics, digest, part, portions};
+use isobar_data::{DataPortion, Dataset, Normalizer, Part, Statistics, digest, part, portions};
 use isobar_train::SampleFingerprint;
 use isobar_train::config::{DataConfig, Predict};
 use serde::{Deserialize, Serialize};
@@ -68,7 +68,7 @@ pub(super) fn scales_alike(
             kept
         }
         None => {
-            let own = share(source, train, is_change, world);
+            let own = share(source, is_change, world);
             let own = own.and_then(|portions| Ok((serde_json::to_vec(&portions)?, ())));
             let ((), all) = all_ok(world, own)?;
             let all = all
@@ -161,7 +161,7 @@ fn digest_of(source: &Source) -> Result<u64> {
 }
 
 /// Cuts the training samples into portions: those of the data set with the larger samples.
-fn portions_of(source: &Source, train: &Part) -> Result<Vec<Range<usize>>> {
+fn portions_of(source: &Source, train: &Part) -> Result<Vec<DataPortion>> {
     let of = |(data, names): (&dyn Dataset, Vec<&str>)| portions(data, &names, train.samples.clone());
     let all = variables(source, train).into_iter().map(of).collect::<Result<Vec<_>, _>>()?;
     Ok(all.into_iter().max_by_key(Vec::len).unwrap_or_default())
@@ -188,28 +188,23 @@ pub(super) fn check_same(seen: &[SampleFingerprint]) -> Result<()> {
     }
 }
 
-/// Reads this rank's portions.
-fn share(
-    source: &Source,
-    train: &Part,
-    is_change: bool,
-    world: &Group,
-) -> Result<Vec<Portion<Option<Statistics>>>> {
+/// Reads this rank's portions of the training samples, as stored: numbers that replace missing values do not count.
+fn share(source: &Source, is_change: bool, world: &Group) -> Result<Vec<Portion<Option<Statistics>>>> {
     let (inputs, forcings) = (as_str(&source.inputs), as_str(&source.names.forcings));
     let others = as_str(source.others());
-    let (data, targets) = (&*train.data, &**train.targets());
+    let train = source.parts.stored();
+    let (data, targets) = (&train.data, train.targets());
     let all = portions_of(source, train)?;
     let numbers: Vec<usize> = (0..all.len()).collect();
-    let own =
-        part(&numbers, world.rank(), world.size()).iter().filter_map(|&number| all.get(number).cloned());
-    let portion = |samples: Range<usize>| -> Result<Portion<Option<Statistics>>> {
-        let of = |data: &dyn Dataset, names: &[&str]| -> Result<Vec<Option<Statistics>>> {
-            Ok(if names.is_empty() { Vec::new() } else { data.statistics(names, samples.clone())? })
+    let own = part(&numbers, world.rank(), world.size()).iter().filter_map(|&number| all.get(number));
+    let portion = |portion: &DataPortion| -> Result<Portion<Option<Statistics>>> {
+        let of = |data: &Arc<dyn Dataset>, names: &[&str]| -> Result<Vec<Option<Statistics>>> {
+            Ok(if names.is_empty() { Vec::new() } else { portion.statistics(data, names)? })
         };
         let (of_inputs, of_targets, of_forcings) =
             (of(data, &inputs)?, of(targets, &others)?, of(data, &forcings)?);
         let changes = match is_change {
-            true => data.change_statistics(&inputs, samples.clone())?,
+            true => portion.change_statistics(data, &inputs)?,
             false => Vec::new(),
         };
         Ok(Portion { inputs: of_inputs, targets: of_targets, forcings: of_forcings, changes })

@@ -92,8 +92,8 @@ impl Statics {
     }
 }
 
-/// Fields of a window in double precision, `[channel, spatial…]`; an error if the last frame of the last sample has others than
-/// the first of the first one.
+/// Fields of a window in double precision, `[channel, spatial…]`; an error if the first frame of another file, or the last frame of the
+/// last sample, has others than the first frame of the first sample.
 fn constant(part: &Part, names: &[String], window: &[Range<usize>]) -> Result<Tensor> {
     let last = part.data.times().map_or(0, |times| times.len().saturating_sub(1));
     let read = |name: &str, sample: usize, frame: usize| -> Result<Tensor> {
@@ -104,7 +104,12 @@ fn constant(part: &Part, names: &[String], window: &[Range<usize>]) -> Result<Te
     let mut all = Vec::new();
     for name in as_str(names) {
         let first = read(name, 0, 0)?;
-        if !read(name, part.data.samples().saturating_sub(1), last)?.f_allclose(&first, 0.0, 0.0, true)? {
+        let ends = [(part.data.samples().saturating_sub(1), last)];
+        let mut others = part.data.file_starts().into_iter().skip(1).chain(ends);
+        let is_other = |(sample, frame): (usize, usize)| -> Result<bool> {
+            Ok(!read(name, sample, frame)?.f_allclose(&first, 0.0, 0.0, true)?)
+        };
+        if others.try_fold(false, |found, place| anyhow::Ok(found || is_other(place)?))? {
             let other = if part.data.times().is_some() { "data.forcings" } else { "data.inputs" };
             bail!(Exit::Usage.because(format!(
                 "data.statics names {name:?}, which is not the same in all samples and at all times of {}; name it in {other}",
@@ -505,6 +510,22 @@ mod tests {
         let opened = Source::open(&config, None).and_then(|source| source.has_samples(&config));
         let error = opened.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
+    }
+
+    #[test]
+    fn statics_of_a_file_between_others_are_compared() {
+        let folders = [(); 3].map(|()| folder());
+        array(folders[1].path(), "mask", &[5, 4], |at| 1.0 + at as f32);
+        let read = |folders: &[&TempDir]| {
+            let paths: Vec<&Path> = folders.iter().map(|folder| folder.path()).collect();
+            let own = json!({ "path": paths, "statics": ["mask"] });
+            let source = Source::open(&config(folders[0], own), None).unwrap();
+            Statics::read(&source, &[0..5, 0..4], 0.0).map(|_| ())
+        };
+        let [first, other, last] = folders.each_ref();
+        read(&[first, last]).unwrap();
+        let error = read(&[first, other, last]).unwrap_err().to_string();
+        assert!(error.contains("\"mask\", which is not the same in all samples"), "{error}");
     }
 
     #[rstest]

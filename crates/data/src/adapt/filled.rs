@@ -121,6 +121,14 @@ impl Dataset for Filled {
         self.data.times()
     }
 
+    fn file_starts(&self) -> Vec<(usize, usize)> {
+        self.data.file_starts()
+    }
+
+    fn uncut_times(&self) -> Option<&[f64]> {
+        self.data.uncut_times()
+    }
+
     fn sample_times(&self) -> Option<Vec<f64>> {
         self.data.sample_times()
     }

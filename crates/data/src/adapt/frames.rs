@@ -185,6 +185,15 @@ impl Dataset for Frames {
         self.data.samples()
     }
 
+    fn file_starts(&self) -> Vec<(usize, usize)> {
+        let Range { start, end } = self.frames;
+        let own =
+            |(sample, frame): (usize, usize)| (frame < end).then(|| (sample, frame.saturating_sub(start)));
+        let mut starts: Vec<(usize, usize)> = self.data.file_starts().into_iter().filter_map(own).collect();
+        starts.dedup();
+        starts
+    }
+
     fn times(&self) -> Option<&[f64]> {
         Some(&self.times)
     }

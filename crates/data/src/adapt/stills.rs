@@ -47,6 +47,11 @@ impl Dataset for Stills {
         self.data.samples() * self.frames
     }
 
+    fn file_starts(&self) -> Vec<(usize, usize)> {
+        let starts = self.data.file_starts().into_iter();
+        starts.map(|(sample, frame)| (sample * self.frames + frame, 0)).collect()
+    }
+
     fn sample_times(&self) -> Option<Vec<f64>> {
         Some(self.data.times()?.repeat(self.data.samples()))
     }

@@ -225,6 +225,10 @@ impl Dataset for ArrayDataset {
         self.times.as_deref()
     }
 
+    fn uncut_times(&self) -> Option<&[f64]> {
+        self.layout.times.as_deref().filter(|_| self.cut.is_some())
+    }
+
     fn time_unit(&self) -> Option<&TimeUnit> {
         // The pieces of a trajectory that is cut have other times than the first one.
         self.layout.time_unit.as_ref().filter(|_| self.pieces == 1)

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::{ArrayInfo, ArrayOptions, Arrays};
 use crate::calendar::TimeUnit;
-use crate::grid::{DataVariable, Dim, Levels};
+use crate::grid::{DataVariable, Dim, Levels, degrees_of};
 use crate::registry::DataSource;
 use crate::{Error, Result};
 
@@ -226,7 +226,7 @@ impl Reader<'_> {
     fn variable(&self, name: &str) -> Result<(String, ArrayInfo, Vec<String>)> {
         let own = self.options.variables.get(name);
         let path = own.map_or(name, |own| own.path()).to_owned();
-        if own.is_none() && !self.arrays.names().contains(&path) {
+        if own.is_none() && !self.arrays.all_names().contains(&path) {
             let file = self.arrays.path().to_owned();
             let found = self.known();
             return Err(Error::MissingField { path: file, field: name.to_owned(), found });
@@ -383,8 +383,7 @@ impl Reader<'_> {
             let found = "neither ascending nor descending";
             return Err(self.misfit(&path, found, "coordinates in one order, all different"));
         }
-        let east =
-            info.unit.as_deref().is_some_and(|unit| unit.starts_with("degree") && unit.contains("east"));
+        let east = info.unit.as_deref().is_some_and(|unit| degrees_of(unit, "east") == Some(true));
         let periodic = asked || info.periodic || (east && goes_around(&coordinates));
         Ok(Dim { name: name.to_owned(), unit: info.unit, coordinates, periodic })
     }
@@ -425,7 +424,8 @@ impl Reader<'_> {
         }
     }
 
-    /// The array of an axis's coordinates: as named in the options, or of the axis's name, beside a variable or at the root.
+    /// The array of an axis's coordinates: as named in the options, or of the axis's name, in the group of a variable or the nearest one
+    /// above.
     fn coordinate(&self, beside: &str, axis: &str, extent: usize) -> Result<Option<(String, ArrayInfo)>> {
         let own = self.options.variables.get(axis);
         let unit = own.and_then(|own| own.unit());
@@ -451,11 +451,23 @@ impl Reader<'_> {
             }
             return Ok(Some((path.clone(), info)));
         }
-        let sibling = beside.rsplit_once('/').map(|(group, _)| format!("{group}/{axis}"));
-        let names = self.arrays.names();
-        let named = sibling.into_iter().chain([axis.to_owned()]).filter(|path| names.contains(path));
-        // A variable may have the name of an axis.
-        for path in own.map(str::to_owned).into_iter().chain(named) {
+        if let Some(path) = own {
+            let info = self.arrays.info(path)?;
+            if info.shape == [extent] {
+                return Ok(Some((path.to_owned(), info)));
+            }
+            // A field may have the name of a spatial dim. Times are never a field.
+            if axis == self.options.time {
+                let expected = format!("{} to agree with the axis `{axis}`", shape(&[extent]));
+                return Err(self.misfit(path, shape(&info.shape), expected));
+            }
+        }
+        // Groups from the variable's own to the root.
+        let groups = beside.rmatch_indices('/').map(|(at, _)| &beside[..at]);
+        // Coordinates of another dtype, such as names of stations, leave numbers; times of another dtype are an error.
+        let names = if axis == self.options.time { self.arrays.all_names() } else { self.arrays.names() };
+        let nearest = groups.map(|group| format!("{group}/{axis}")).chain([axis.to_owned()]);
+        for path in nearest.filter(|path| names.contains(path)) {
             let info = self.arrays.info(&path)?;
             if info.shape == [extent] {
                 return Ok(Some((path, info)));

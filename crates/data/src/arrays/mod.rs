@@ -27,6 +27,11 @@ pub trait Arrays: Debug + Send + Sync {
     /// Names of the arrays of numbers, as [`Arrays::info`] takes them.
     fn names(&self) -> Vec<String>;
 
+    /// Names of all arrays, those of other values than numbers included: reading these is an error that names their dtype.
+    fn all_names(&self) -> Vec<String> {
+        self.names()
+    }
+
     /// Describes an array from its metadata.
     ///
     /// # Errors

@@ -28,7 +28,8 @@ pub struct ArrayOptions {
     pub coordinates: BTreeMap<String, String>,
     /// Spatial dims whose first point follows the last. Longitudes that go around the globe are found by their unit.
     pub periodic: Vec<String>,
-    /// Cut each trajectory into pieces of this many steps. No step is lost: the last frame of a piece is the first of the next.
+    /// Cut each trajectory into pieces of this many steps. The last frame of a piece is the first of the next; steps after the last
+    /// complete piece are left out, with a warning.
     #[schemars(range(min = 1))]
     pub cut: Option<usize>,
 }

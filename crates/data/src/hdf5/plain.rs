@@ -75,7 +75,7 @@ impl PlainWriter {
             name == TIME
                 || dims.iter().any(|dim| dim.name == name)
                 || channel_axes.iter().any(|axis| axis.name == name)
-                || dialect == Dialect::NetCdf && (name == SAMPLE || name.starts_with(CHANNEL))
+                || dialect == Dialect::NetCdf && name == SAMPLE
         };
         if let Some(variable) =
             variables.iter().find(|variable| !is_link(&variable.name) || taken(&variable.name))
@@ -93,22 +93,24 @@ impl PlainWriter {
         let file = Layout { aside: &aside, dialect };
         file.attributes(meta)?;
         for dim in dims {
-            let dataset =
-                file.coordinates(&dim.name, &dim.coordinates, dim.unit.as_deref()).map_err(failed)?;
+            let about = (dim.unit.as_deref(), dim.standard_name());
+            let dataset = file.coordinates(&dim.name, &dim.coordinates, about).map_err(failed)?;
             if dim.periodic {
                 super::number(&dataset, PERIODIC, true).map_err(failed)?;
             }
         }
         if frames.is_some() {
             let unit = content.time_unit.as_ref();
-            let times = file.coordinates(TIME, &meta.times, unit.map(|unit| &*unit.unit)).map_err(failed)?;
+            let about = (unit.map(|unit| &*unit.unit), unit.map(|_| TIME));
+            let times = file.coordinates(TIME, &meta.times, about).map_err(failed)?;
             calendar(&times, unit).map_err(failed)?;
         }
         if dialect == Dialect::NetCdf {
-            file.coordinates(SAMPLE, &meta.numbers(), None).map_err(failed)?;
+            file.coordinates(SAMPLE, &meta.numbers(), (None, None)).map_err(failed)?;
         }
         for axis in &channel_axes {
-            let dataset = file.coordinates(&axis.name, &axis.values(), axis.unit()).map_err(failed)?;
+            let dataset =
+                file.coordinates(&axis.name, &axis.values(), (axis.unit(), None)).map_err(failed)?;
             super::number(&dataset, CHANNELS, true).map_err(failed)?;
         }
         if !meta.sample_times.is_empty() {
@@ -214,7 +216,13 @@ impl Layout<'_> {
         meta.attributes.iter().try_for_each(|(name, text)| write_attribute(self.aside, name, text))
     }
 
-    fn coordinates(&self, name: &str, values: &[f64], unit: Option<&str>) -> hdf5_metno::Result<Dataset> {
+    /// `standard` is CF's standard name.
+    fn coordinates(
+        &self,
+        name: &str,
+        values: &[f64],
+        (unit, standard): (Option<&str>, Option<&str>),
+    ) -> hdf5_metno::Result<Dataset> {
         let builder = self.aside.file().new_dataset_builder().obj_track_times(false);
         let dataset = builder.with_data(values).create(name)?;
         match self.dialect {
@@ -224,12 +232,6 @@ impl Layout<'_> {
         if let Some(unit) = unit {
             text(&dataset, UNITS, unit)?;
         }
-        let standard = match unit {
-            Some(unit) if unit.starts_with("degree") && unit.contains("north") => Some("latitude"),
-            Some(unit) if unit.starts_with("degree") && unit.contains("east") => Some("longitude"),
-            Some(_) if name == TIME => Some(TIME),
-            _ => None,
-        };
         if let Some(standard) = standard.filter(|_| self.dialect == Dialect::NetCdf) {
             text(&dataset, "standard_name", standard)?;
         }

@@ -19,6 +19,7 @@ use crate::adapt::meta_for;
 use crate::calendar::TimeUnit;
 use crate::content::Content;
 use crate::dataset::{Dataset, DatasetWriter, Window, cat, check_window, choose};
+use crate::gaps::missing_frames;
 use crate::grid::{DataVariable, Dim, PredictionMeta};
 use crate::{Error, Result};
 
@@ -50,10 +51,14 @@ pub(crate) struct Joined {
     starts: Vec<usize>,
     samples: usize,
     times: Option<Vec<f64>>,
+    /// Times of the stored trajectories of a file, if they are cut: of one where frames are missing, or else of the first.
+    uncut_times: Option<Vec<f64>>,
     time_unit: Option<TimeUnit>,
     dims: Vec<Dim>,
     variables: Vec<DataVariable>,
     default_pair: Option<[String; 2]>,
+    /// Names of parameters that files have different numbers of, which no file of predictions repeats.
+    differing: Vec<String>,
     left_out: Vec<String>,
 }
 
@@ -71,12 +76,18 @@ impl Joined {
         let mut order = Order::default();
         let mut first: Option<Box<dyn Dataset>> = None;
         let mut found = Vec::with_capacity(files.len());
+        let mut parameters: Vec<Vec<(String, f64)>> = Vec::with_capacity(files.len());
+        let mut with_gap: Option<Vec<f64>> = None;
         for file in files {
             let data = opener.open(&file)?;
             let known = first.as_deref().unwrap_or(&*data);
             crate::compatible::check(known, &*data, "data.path")?;
             order.add(known, &*data)?;
             found.push(File::of(file, &*data));
+            parameters.push(data.parameters());
+            if with_gap.is_none() && data.uncut_times().is_some() && missing_frames(&*data).is_some() {
+                with_gap = data.uncut_times().map(<[f64]>::to_vec);
+            }
             first.get_or_insert(data);
         }
         let Some(first) = first else {
@@ -104,9 +115,11 @@ impl Joined {
             starts,
             samples,
             times,
+            uncut_times: with_gap.or_else(|| first.uncut_times().map(<[f64]>::to_vec)),
             time_unit: first.time_unit().cloned(),
             dims: first.dims().to_vec(),
             variables,
+            differing: differing(&parameters),
             left_out: first.left_out().to_vec(),
             default_pair: first.default_pair().map(|pair| pair.map(str::to_owned)),
         })
@@ -168,12 +181,21 @@ impl Dataset for Joined {
         self.samples
     }
 
+    fn file_starts(&self) -> Vec<(usize, usize)> {
+        let starts = self.starts[..self.starts.len() - 1].iter();
+        starts.map(|&start| if self.along == Join::Time { (0, start) } else { (start, 0) }).collect()
+    }
+
     fn dims(&self) -> &[Dim] {
         &self.dims
     }
 
     fn times(&self) -> Option<&[f64]> {
         self.times.as_deref()
+    }
+
+    fn uncut_times(&self) -> Option<&[f64]> {
+        self.uncut_times.as_deref()
     }
 
     fn time_unit(&self) -> Option<&TimeUnit> {
@@ -215,13 +237,27 @@ impl Dataset for Joined {
 
     fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
         let first = self.handles.get(0)?;
-        first.create(path, &meta_for(&*first, self.time_unit.as_ref(), meta)?)
+        let meta = meta_for(&*first, self.time_unit.as_ref(), meta)?;
+        first.create_without(path, &meta, &self.differing)
     }
 
     fn content(&self, meta: &PredictionMeta) -> Result<Content> {
         let content = self.handles.get(0)?.content(meta)?;
         Ok(Content { time_unit: self.time_unit.clone(), ..content })
     }
+}
+
+/// Names of parameters that not all files have, or not with one value.
+fn differing(files: &[Vec<(String, f64)>]) -> Vec<String> {
+    let mut names: Vec<&String> = files.iter().flatten().map(|(name, _)| name).collect();
+    names.sort();
+    names.dedup();
+    let value = |file: &[(String, f64)], name: &String| {
+        file.iter().find(|(own, _)| own == name).map(|(_, value)| *value)
+    };
+    let differs =
+        |name: &&String| files.windows(2).any(|pair| value(&pair[0], name) != value(&pair[1], name));
+    names.into_iter().filter(differs).cloned().collect()
 }
 
 /// The data set of some files: one, or several joined.

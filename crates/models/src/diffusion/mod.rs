@@ -11,7 +11,7 @@ mod schedule;
 
 pub use loss::{EdmLoss, LossReduction};
 pub use patching::Patching;
-pub use precond::{EdmPreconditioning, SigmaData};
+pub use precond::{Denoiser, EdmPreconditioning, SigmaData};
 pub use sampler::{EdmSampler, SamplerKind};
 pub use schedule::EdmSchedule;
 

@@ -27,6 +27,31 @@ impl Default for SigmaData {
     }
 }
 
+/// A denoiser's data, and the noise levels that it accepts.
+///
+/// ```
+/// use isobar_models::{Denoiser, SigmaData};
+///
+/// let any = Denoiser::from(SigmaData::All(0.5));
+/// assert_eq!((any.sigma_min, any.sigma_max), (0.0, f64::INFINITY));
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Denoiser {
+    /// Standard deviation of the data.
+    pub sigma_data: SigmaData,
+    /// Lowest noise level. Samplers start and end within the levels.
+    pub sigma_min: f64,
+    /// Highest noise level.
+    pub sigma_max: f64,
+}
+
+impl From<SigmaData> for Denoiser {
+    /// A denoiser for all noise levels.
+    fn from(sigma_data: SigmaData) -> Self {
+        Self { sigma_data, sigma_min: 0.0, sigma_max: f64::INFINITY }
+    }
+}
+
 impl SigmaData {
     /// Checks that the numbers are finite and above 0.
     pub(crate) fn check(&self) -> Result<()> {

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::normal;
+use super::precond::Denoiser;
 use super::schedule::EdmSchedule;
 use crate::error::{Checker, Result};
 
@@ -112,6 +113,13 @@ impl EdmSampler {
         let schedule = EdmSchedule { sigma_max: 800.0, ..Self::default().schedule() };
         let EdmSchedule { sigma_min, sigma_max, .. } = schedule.clamped(sigma_min, sigma_max);
         Self { sampler: SamplerKind::Legacy, sigma_min, sigma_max, ..Self::default() }
+    }
+
+    /// Restricts the noise levels to those that a denoiser accepts.
+    #[must_use]
+    pub fn within(self, denoiser: &Denoiser) -> Self {
+        let schedule = self.schedule().clamped(denoiser.sigma_min, denoiser.sigma_max);
+        Self { sigma_min: schedule.sigma_min, sigma_max: schedule.sigma_max, ..self }
     }
 
     /// The noise levels.

@@ -15,9 +15,6 @@ pub(super) fn check(config: &DitConfig) -> Result<()> {
          \"timm\", which computes the same attention"
             .into()
     })?;
-    check.ensure(!config.force_tokenization_fp32, || {
-        "force_tokenization_fp32 is true, expected false: mixed precision applies to all layers".into()
-    })?;
     check.ensure(!config.use_nan_mask_tokens, || {
         "use_nan_mask_tokens is true, expected false: batches have no mask of invalid points".into()
     })?;
@@ -58,6 +55,7 @@ pub(super) fn attention(config: &DitConfig, grid: &[i64]) -> Result<TokenAttenti
         heads,
         reach: Reach::Global { causal: kwargs.is_causal.unwrap_or(false) },
         qkv_bias: true,
+        proj_bias: kwargs.proj_bias.unwrap_or(true),
         qk_norm: None,
         start,
         attn_drop: block.attn_drop_rate,
@@ -117,11 +115,13 @@ fn check_attn_kwargs(config: &DitConfig) -> Result<()> {
         ("qk_norm_type", kwargs.qk_norm_type.is_some()),
         ("qk_norm_affine", kwargs.qk_norm_affine.is_some()),
         ("is_causal", kwargs.is_causal.is_some()),
+        ("proj_bias", kwargs.proj_bias.is_some()),
     ];
     let of_windows = [
         ("attn_kernel", kwargs.attn_kernel.is_some()),
         ("qkv_bias", kwargs.qkv_bias.is_some()),
         ("qk_norm", kwargs.qk_norm.is_some()),
+        ("norm_layer", kwargs.norm_layer.is_some()),
     ];
     let of_rotary = [("rope_theta", kwargs.rope_theta.is_some())];
     let (name, foreign) = match config.attention_backend {

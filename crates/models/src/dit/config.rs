@@ -84,7 +84,7 @@ pub struct DitConfig {
     /// Probability with which training leaves out the branches of a block for a sample, for each block; 0 where not given.
     #[serde(default)]
     pub drop_path_rates: Option<Vec<f64>>,
-    /// Single precision in tokenizer and detokenizer under mixed precision: refused.
+    /// Computes tokenizer and detokenizer in single precision under mixed precision.
     #[serde(default)]
     pub force_tokenization_fp32: bool,
     /// Trained tokens in place of invalid points: refused.
@@ -187,6 +187,16 @@ impl Architecture for DitConfig {
 
     fn sharding(&self) -> Sharding {
         super::sharding::declare(self)
+    }
+
+    fn unread(&self) -> Vec<String> {
+        let torch = LayerNormBackend::Torch;
+        let keys = [
+            ("layernorm_backend", self.layernorm_backend != torch),
+            ("block_kwargs.intermediate_dropout", self.block_kwargs.intermediate_dropout),
+            ("attn_kwargs.norm_layer", self.attn_kwargs.norm_layer.is_some_and(|backend| backend != torch)),
+        ];
+        keys.into_iter().filter(|(_, is_set)| *is_set).map(|(key, _)| key.to_owned()).collect()
     }
 }
 

@@ -175,6 +175,8 @@ pub struct DitAttention {
     pub qk_norm_affine: Option<bool>,
     /// Of `timm`: a token attends only to itself and those before it in row-major order. Off where not given.
     pub is_causal: Option<bool>,
+    /// Of `timm`: adds a bias to the output projection; on where not given.
+    pub proj_bias: Option<bool>,
     /// Of attention in windows: tokens of the window along each dim, odd numbers; 3 where not given.
     pub attn_kernel: Option<PerDim>,
     /// For attention in windows: adds a bias to the projection to queries, keys and values; on where not
@@ -182,6 +184,8 @@ pub struct DitAttention {
     pub qkv_bias: Option<bool>,
     /// Of attention in windows: layer norm of queries and keys, without parameters. Off where not given.
     pub qk_norm: Option<bool>,
+    /// Of attention in windows: implementation of that norm; `layernorm_backend` where not given. The numbers are the same.
+    pub norm_layer: Option<LayerNormBackend>,
     /// Of `natten2d_rope`: base of the frequencies; 10000 where not given.
     pub rope_theta: Option<f64>,
 }

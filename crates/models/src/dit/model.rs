@@ -1,9 +1,9 @@
 //! DiT.
 
-use isobar_array::Array;
+use isobar_array::{Array, in_full_precision};
 use isobar_nn::{AxialRotaryEmbedding, Mode, PatchEmbed, PositionEmbedding};
 use isobar_shard::{Init, Params};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::arguments;
 use super::block::{Block, BlockConfig};
@@ -78,6 +78,7 @@ pub struct Dit<A = Tensor> {
     conditioning: Conditioning<A>,
     blocks: Vec<Recompute<Block<A>>>,
     detokenizer: Detokenizer<A>,
+    full_precision: bool,
 }
 
 impl<A: Array> Dit<A> {
@@ -86,7 +87,7 @@ impl<A: Array> Dit<A> {
     /// # Errors
     ///
     /// Sizes that are 0 or do not divide each other; arguments of another embedder, detokenizer or backend than the chosen one;
-    /// `attention_backend` `transformer_engine`, `force_tokenization_fp32` or `use_nan_mask_tokens`; or `params` refuses a parameter.
+    /// `attention_backend` `transformer_engine`, or `use_nan_mask_tokens`; or `params` refuses a parameter.
     pub fn new(config: &DitConfig, params: &mut impl Params<Array = A>) -> Result<Self> {
         let check = Checker(MODEL);
         arguments::check(config)?;
@@ -136,7 +137,18 @@ impl<A: Array> Dit<A> {
             })
             .collect::<Result<_>>()?;
         let rotary = attention.rotary;
-        Ok(Self { fields, inputs, rotary, patch_embed, pos_embed, conditioning, blocks, detokenizer })
+        let full_precision = config.force_tokenization_fp32;
+        Ok(Self {
+            fields,
+            inputs,
+            rotary,
+            patch_embed,
+            pos_embed,
+            conditioning,
+            blocks,
+            detokenizer,
+            full_precision,
+        })
     }
 
     /// Computes `[batch, out_channels, extents…]` from `x` `[batch, in_channels, extents…]`, times `t` `[batch]` and
@@ -154,10 +166,13 @@ impl<A: Array> Dit<A> {
         }
         let c = self.conditioning.forward(shape[0], t, condition, mode)?;
         // Tokens are [grid…, batch, features]: vectors of a sample broadcast, and products over features are plain matrix products.
-        let mut tokens = self.patch_embed.forward_grid(x)?;
-        if let Some(positions) = &self.pos_embed {
-            tokens = positions.forward_grid(&tokens)?;
-        }
+        let mut tokens = self.at_its_precision(x, |x| {
+            let tokens = self.patch_embed.forward_grid(x)?;
+            match &self.pos_embed {
+                Some(positions) => Ok(positions.forward_grid(&tokens)?),
+                None => Ok(tokens),
+            }
+        })?;
         let angles = self.rotary.map(|rotary| rotary.angles(&tokens)).transpose()?;
         let conditioned = c.is_some();
         for block in &self.blocks {
@@ -170,7 +185,22 @@ impl<A: Array> Dit<A> {
                 block.forward(&inputs[0], c, angles, mode)
             })?;
         }
-        self.detokenizer.forward(&tokens, c.as_ref())
+        self.at_its_precision(&tokens, |tokens| {
+            let c = c.map(|c| c.to_kind(tokens.kind())).transpose()?;
+            self.detokenizer.forward(tokens, c.as_ref())
+        })
+    }
+
+    /// Computes `f`; if so configured, in single precision where mixed precision is on. The result has the dtype of `x`.
+    fn at_its_precision(&self, x: &A, f: impl FnOnce(&A) -> Result<A>) -> Result<A> {
+        let half = matches!(x.kind(), Kind::Half | Kind::BFloat16);
+        match self.full_precision {
+            true => in_full_precision(x.device(), || match half {
+                true => Ok(f(&x.to_kind(Kind::Float)?)?.to_kind(x.kind())?),
+                false => f(x),
+            }),
+            false => f(x),
+        }
     }
 }
 

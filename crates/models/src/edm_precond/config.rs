@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use super::network::{PrecondNetwork, SongNetwork};
 use super::{EdmPrecond, MODEL};
 use crate::batch::Batch;
-use crate::diffusion::{EdmPreconditioning, SigmaData};
+use crate::diffusion::{Denoiser, EdmPreconditioning, SigmaData};
 use crate::error::{Checker, Result};
 use crate::fields::FieldSpec;
 use crate::layers::PerDim;
@@ -28,10 +28,9 @@ pub struct EdmPrecondConfig {
     pub img_channels: usize,
     /// Channels of the network's input, conditions included; those of the samples where not given.
     pub img_in_channels: Option<usize>,
-    /// Lowest noise level that the network accepts. The sampler uses `task.sampler.sigma_min`.
+    /// Lowest noise level that the network accepts. Sampling starts and ends within the levels.
     pub sigma_min: f64,
-    /// Highest noise level that the network accepts; no upper limit where not given. The sampler uses
-    /// `task.sampler.sigma_max`.
+    /// Highest noise level that the network accepts; no upper limit where not given.
     pub sigma_max: Option<f64>,
     /// Standard deviation of the data.
     pub sigma_data: SigmaData,
@@ -52,11 +51,10 @@ struct Keys {
     /// Not supported here: mixed precision is a setting of training.
     #[serde(default)]
     use_fp16: bool,
-    /// Lowest noise level that the network accepts. The sampler uses `task.sampler.sigma_min`.
+    /// Lowest noise level that the network accepts. Sampling starts and ends within the levels.
     #[serde(default)]
     sigma_min: f64,
-    /// Highest noise level that the network accepts; no upper limit where not given. The sampler uses
-    /// `task.sampler.sigma_max`.
+    /// Highest noise level that the network accepts; no upper limit where not given.
     #[serde(default)]
     sigma_max: Option<f64>,
     /// Standard deviation of the data, one number or one for each channel.
@@ -254,8 +252,13 @@ impl Architecture for EdmPrecondConfig {
         Ok(own + self.network.count(count)?)
     }
 
-    fn denoises(&self) -> Option<SigmaData> {
-        Some(self.sigma_data.clone())
+    fn unread(&self) -> Vec<String> {
+        self.network.unet().unread()
+    }
+
+    fn denoises(&self) -> Option<Denoiser> {
+        let sigma_max = self.sigma_max.unwrap_or(f64::INFINITY);
+        Some(Denoiser { sigma_data: self.sigma_data.clone(), sigma_min: self.sigma_min, sigma_max })
     }
 
     fn reads_patches(&self) -> bool {

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::{EdmPrecondSuperResolution, MODEL};
 use crate::batch::Batch;
-use crate::diffusion::SigmaData;
+use crate::diffusion::{Denoiser, SigmaData};
 use crate::edm_precond::{PrecondNetwork, SongNetwork};
 use crate::error::{Checker, Result};
 use crate::fields::FieldSpec;
@@ -27,10 +27,9 @@ use crate::traffic::{Split, Traffic};
 pub struct EdmPrecondSuperResolutionConfig {
     /// Standard deviation of the data.
     pub sigma_data: f64,
-    /// Lowest noise level that the network accepts. The sampler uses `task.sampler.sigma_min`.
+    /// Lowest noise level that the network accepts. Sampling starts and ends within the levels.
     pub sigma_min: f64,
-    /// Highest noise level that the network accepts; no upper limit where not given. The sampler uses
-    /// `task.sampler.sigma_max`.
+    /// Highest noise level that the network accepts; no upper limit where not given.
     pub sigma_max: Option<f64>,
     /// The network. Its input channels are those of the samples, the condition and the positions, its output channels the samples'.
     pub network: SongNetwork,
@@ -54,11 +53,10 @@ struct Keys {
     /// Standard deviation of the data.
     #[serde(default = "half")]
     sigma_data: f64,
-    /// Lowest noise level that the network accepts. The sampler uses `task.sampler.sigma_min`.
+    /// Lowest noise level that the network accepts. Sampling starts and ends within the levels.
     #[serde(default)]
     sigma_min: f64,
-    /// Highest noise level that the network accepts; no upper limit where not given. The sampler uses
-    /// `task.sampler.sigma_max`.
+    /// Highest noise level that the network accepts; no upper limit where not given.
     #[serde(default)]
     sigma_max: Option<f64>,
 }
@@ -203,8 +201,13 @@ impl Architecture for EdmPrecondSuperResolutionConfig {
         self.network.count(count)
     }
 
-    fn denoises(&self) -> Option<SigmaData> {
-        Some(SigmaData::All(self.sigma_data))
+    fn unread(&self) -> Vec<String> {
+        self.network.unet().unread()
+    }
+
+    fn denoises(&self) -> Option<Denoiser> {
+        let sigma_max = self.sigma_max.unwrap_or(f64::INFINITY);
+        Some(Denoiser { sigma_data: SigmaData::All(self.sigma_data), sigma_min: self.sigma_min, sigma_max })
     }
 
     fn reads_patches(&self) -> bool {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{EdmPreconditioner, MODEL};
 use crate::batch::Batch;
-use crate::diffusion::SigmaData;
+use crate::diffusion::{Denoiser, SigmaData};
 use crate::error::{Error, Result};
 use crate::fields::FieldSpec;
 use crate::model::{Architecture, LargestArray, Model, ModelArray};
@@ -97,8 +97,12 @@ impl Architecture for EdmPreconditionerConfig {
             + crate::size::built(count, |params| crate::EdmPreconditioning::new(&self.sigma_data, params))?)
     }
 
-    fn denoises(&self) -> Option<SigmaData> {
-        Some(self.sigma_data.clone())
+    fn unread(&self) -> Vec<String> {
+        self.model.0.unread().iter().map(|key| format!("model.{key}")).collect()
+    }
+
+    fn denoises(&self) -> Option<Denoiser> {
+        Some(self.sigma_data.clone().into())
     }
 
     fn reads_patches(&self) -> bool {

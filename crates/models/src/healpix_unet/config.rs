@@ -67,6 +67,10 @@ impl Architecture for HealpixUNetConfig {
         Ok(Box::new(HealpixUNet::new(self, params)?))
     }
 
+    fn unread(&self) -> Vec<String> {
+        super::unread::keys(self)
+    }
+
     /// Prognostic fields `[batch, face, time, channel, row, column]`, and constants without samples and times.
     fn signature(&self) -> Signature {
         let domain = |dims: usize| match dims {

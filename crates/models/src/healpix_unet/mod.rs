@@ -13,6 +13,7 @@ mod plan;
 mod recurrence;
 mod shape;
 mod traffic;
+mod unread;
 
 pub use config::HealpixUNetConfig;
 pub use model::HealpixUNet;

@@ -51,6 +51,7 @@ pub(crate) struct TokenAttentionConfig {
     pub(crate) heads: i64,
     pub(crate) reach: Reach,
     pub(crate) qkv_bias: bool,
+    pub(crate) proj_bias: bool,
     /// The norm, with or without parameters, and its ε.
     pub(crate) qk_norm: Option<(QkNorm, bool, f64)>,
     pub(crate) start: Start,
@@ -108,7 +109,8 @@ impl<A: Array> TokenAttention<A> {
             made.transpose()
         };
         let norms = norm("q_norm")?.zip(norm("k_norm")?).map(|(q, k)| [q, k]);
-        let proj = Linear::with_options(width, width, start.options(), &mut params.scope("proj"))?;
+        let options = LinearOptions { bias: config.proj_bias, ..start.options() };
+        let proj = Linear::with_options(width, width, options, &mut params.scope("proj"))?;
         Ok(Self { config, qkv, norms, proj, proj_drop: Dropout::new(config.proj_drop)? })
     }
 

@@ -6,7 +6,7 @@ use serde_json::Value;
 use tch::Tensor;
 
 use super::{Architecture, LargestArray, Model};
-use crate::diffusion::SigmaData;
+use crate::diffusion::Denoiser;
 use crate::error::Result;
 use crate::fields::FieldSpec;
 use crate::sharding::Sharding;
@@ -23,6 +23,7 @@ pub(crate) trait AnyArchitecture: std::fmt::Debug + Send + Sync {
     fn build_dense(&self, params: &mut Scope<'_, Tensor>) -> Result<Box<dyn Model<Tensor>>>;
     fn build_sharded(&self, params: &mut Scope<'_, ShardTensor>) -> Result<Box<dyn Model<ShardTensor>>>;
     fn check(&self, fields: &FieldSpec) -> Result<()>;
+    fn unread(&self) -> Vec<String>;
     fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize>;
     fn largest_array(&self, fields: &FieldSpec) -> Option<LargestArray>;
     fn traffic(&self, split: &Split) -> Option<Traffic>;
@@ -30,7 +31,7 @@ pub(crate) trait AnyArchitecture: std::fmt::Debug + Send + Sync {
     fn signature(&self) -> Signature;
     fn refinement(&self) -> usize;
     fn output_extents(&self, extents: &[usize]) -> Vec<usize>;
-    fn denoises(&self) -> Option<SigmaData>;
+    fn denoises(&self) -> Option<Denoiser>;
     fn reads_patches(&self) -> bool;
 }
 
@@ -67,6 +68,10 @@ impl<C: Architecture> AnyArchitecture for C {
         Architecture::check(self, fields)
     }
 
+    fn unread(&self) -> Vec<String> {
+        Architecture::unread(self)
+    }
+
     fn count(&self, count: &dyn Fn() -> ParamCount) -> Result<ModelSize> {
         Architecture::count(self, count)
     }
@@ -95,7 +100,7 @@ impl<C: Architecture> AnyArchitecture for C {
         Architecture::output_extents(self, extents)
     }
 
-    fn denoises(&self) -> Option<SigmaData> {
+    fn denoises(&self) -> Option<Denoiser> {
         Architecture::denoises(self)
     }
 

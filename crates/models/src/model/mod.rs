@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 pub(crate) use self::any::AnyArchitecture;
 pub use self::any::ModelArray;
 use crate::batch::Batch;
-use crate::diffusion::SigmaData;
+use crate::diffusion::Denoiser;
 use crate::error::Result;
 use crate::fields::FieldSpec;
 use crate::sharding::Sharding;
@@ -25,8 +25,9 @@ use crate::traffic::{Split, Traffic};
 
 /// A model with its parameters, ready to run.
 pub trait Model<A: Array> {
-    /// Computes the outputs for a batch. The fields of the result may have other channels than those of the input, and be on
-    /// another grid.
+    /// Computes the outputs for a batch, each array `[batch, …]`. The fields of the result may have other channels than those of the
+    /// input, and be on another grid. On sharded arrays, and with parameters of a model-parallel group or of a mesh, all ranks that
+    /// share the arrays or the parameters call, with the same `mode`: operators communicate.
     ///
     /// # Errors
     ///
@@ -34,7 +35,8 @@ pub trait Model<A: Array> {
     fn forward(&self, batch: &Batch<A>, mode: Mode<'_>) -> Result<Batch<A>>;
 
     /// Computes the regularization term of the loss, a tensor without dims, such as the negative entropies of trained dropout
-    /// probabilities; `None` if the model has none. `isobar train` and `Trainer` add it, times `train.weights.regularization`.
+    /// probabilities; `None` if the model has none. `isobar train` and `Trainer` add it, times `train.weights.regularization`. All
+    /// ranks that call [`forward`](Self::forward) call.
     ///
     /// # Errors
     ///
@@ -131,6 +133,12 @@ pub trait Architecture:
     /// A key that does not fit, with the `--set` that mends it.
     fn check(&self, fields: &FieldSpec) -> Result<()>;
 
+    /// Keys that were given another value than their default, though the model does not read them, by their paths below `model`, such
+    /// as `encoder.conv_block.enable_nhwc`: configurations of the original model have them. `isobar train` warns of them.
+    fn unread(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Counts the parameters and buffers of one rank. `count` makes an empty counter for the ranks that share the model.
     /// By default the model is built from such a counter. Does not communicate.
     ///
@@ -157,10 +165,9 @@ pub trait Architecture:
         None
     }
 
-    /// Standard deviation of the data that the model removes noise from, if it is a denoiser: it reads noisy `fields`, their
-    /// noise levels `sigma`, and `conditions`, as [`EdmPreconditioner`](crate::EdmPreconditioner) does. Training then draws
-    /// noise, and evaluation samples.
-    fn denoises(&self) -> Option<SigmaData> {
+    /// Data and noise levels of the model, if it is a denoiser: it reads noisy `fields`, their noise levels `sigma`, and
+    /// `conditions`, as [`EdmPreconditioner`](crate::EdmPreconditioner) does. Training then draws noise, and evaluation samples.
+    fn denoises(&self) -> Option<Denoiser> {
         None
     }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::{Entry, registered};
-use crate::diffusion::SigmaData;
+use crate::diffusion::Denoiser;
 use crate::error::{Error, Result};
 use crate::fields::FieldSpec;
 use crate::model::{AnyArchitecture, LargestArray, Model, ModelArray};
@@ -93,6 +93,11 @@ impl ModelConfig {
         self.0.output_extents(extents)
     }
 
+    /// Keys that are set and not read: see [`Architecture::unread`](crate::Architecture::unread).
+    pub fn unread(&self) -> Vec<String> {
+        self.0.unread()
+    }
+
     /// Counts the parameters and buffers of one rank: see [`Architecture::count`](crate::Architecture::count).
     ///
     /// # Errors
@@ -136,7 +141,7 @@ impl ModelConfig {
 
     /// Standard deviation of the data of a denoiser; `None` for other models. See
     /// [`Architecture::denoises`](crate::Architecture::denoises).
-    pub fn denoises(&self) -> Option<SigmaData> {
+    pub fn denoises(&self) -> Option<Denoiser> {
         self.0.denoises()
     }
 

@@ -220,6 +220,15 @@ impl Architecture for SongUNetConfig {
         })
     }
 
+    fn unread(&self) -> Vec<String> {
+        let flags = [
+            ("use_apex_gn", self.use_apex_gn),
+            ("profile_mode", self.profile_mode),
+            ("amp_mode", self.amp_mode),
+        ];
+        flags.into_iter().filter(|(_, is_set)| *is_set).map(|(key, _)| key.to_owned()).collect()
+    }
+
     fn sharding(&self) -> Sharding {
         match self.additive_pos_embed {
             true => {

@@ -227,6 +227,10 @@ impl Architecture for SongUNetPosEmbdConfig {
         })
     }
 
+    fn unread(&self) -> Vec<String> {
+        self.network.unread()
+    }
+
     fn reads_patches(&self) -> bool {
         true
     }

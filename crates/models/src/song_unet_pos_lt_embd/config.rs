@@ -157,6 +157,10 @@ impl Architecture for SongUNetPosLtEmbdConfig {
         })
     }
 
+    fn unread(&self) -> Vec<String> {
+        self.network.unread()
+    }
+
     fn reads_patches(&self) -> bool {
         true
     }

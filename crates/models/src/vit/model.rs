@@ -155,6 +155,7 @@ fn attention(config: &VitConfig) -> Result<TokenAttentionConfig> {
         heads,
         reach: Reach::Global { causal: false },
         qkv_bias: config.qkv_bias,
+        proj_bias: true,
         qk_norm: config.qk_norm.map(|norm| (norm, true, norm.eps())),
         start: Start::Small,
         attn_drop: config.attn_drop_rate,

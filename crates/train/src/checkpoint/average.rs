@@ -67,11 +67,9 @@ pub fn export_average(path: &Path, out: &Path, width: f64) -> Result<ExportedAve
     let wanted = exponent(width)?;
     let checkpoints = open_all(path)?;
     let mut snapshots = snapshots(&checkpoints)?;
-    let first =
-        checkpoints.first().zip(snapshots.first().map(|snapshot| (snapshot.origin, snapshot.profile)));
-    let Some(((newest, manifest), (origin, profile))) =
-        first.filter(|((_, manifest), (origin, at))| origin + at.steps as u64 == manifest.state.step)
-    else {
+    let newest = checkpoints.first().zip(snapshots.first());
+    let newest = newest.filter(|((newest, _), snapshot)| std::ptr::eq(newest, snapshot.opened));
+    let Some(((newest, manifest), &Snapshot { origin, profile, .. })) = newest else {
         return Err(Error::invalid(
             format!("the newest checkpoint in {}", path.display()),
             "without averages of a width",
@@ -109,7 +107,8 @@ fn snapshots(checkpoints: &[(Opened, Manifest)]) -> Result<Vec<Snapshot<'_>>> {
         for (at, average) in averages_of(manifest)?.into_iter().enumerate() {
             let AverageRule::Width(width) = average.rule else { continue };
             let profile = Profile { exponent: exponent(width)?, steps: average.steps as f64 };
-            let origin = manifest.state.step.saturating_sub(average.steps);
+            // Earlier versions did not save it; then no step may have been left out.
+            let origin = average.origin.unwrap_or(manifest.state.step.saturating_sub(average.steps));
             if average.steps > 0 {
                 found.push(Snapshot { opened, slot: average_slot(at), origin, profile });
             }

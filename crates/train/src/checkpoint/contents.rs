@@ -90,7 +90,8 @@ struct OptimizerFacts {
 
 impl OptimizerFacts {
     fn averages(&self) -> Vec<AverageState> {
-        let only = self.averaged.map(|steps| AverageState { rule: AverageRule::Decay(0.0), steps });
+        let only =
+            self.averaged.map(|steps| AverageState { rule: AverageRule::Decay(0.0), steps, origin: None });
         self.averages.iter().copied().chain(only).collect()
     }
 }

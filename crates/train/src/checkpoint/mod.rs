@@ -30,6 +30,7 @@ mod retention;
 mod select;
 mod tensor_shard;
 mod tools;
+mod validation;
 mod write;
 
 use std::collections::HashMap;

@@ -60,14 +60,17 @@ fn superfluous(errors: &[Option<Option<f64>>], keep: Keep) -> Vec<usize> {
     (last + 1..errors.len()).filter(|at| !best.iter().take(keep.best).any(|kept| kept == at)).collect()
 }
 
-/// Validation errors of checkpoints from the newest to the oldest, of the newest one's metric: others are left out, as they
-/// are not comparable. `None` for a checkpoint that cannot be read.
+/// Validation errors of checkpoints from the newest to the oldest, of the newest one's metric and data: others are left out, as
+/// they are not comparable. `None` for a checkpoint that cannot be read.
 pub(super) fn comparable<'a>(states: impl Iterator<Item = Option<&'a RunState>>) -> Vec<Option<Option<f64>>> {
     let states: Vec<_> = states.collect();
-    let measured = states.iter().flatten().find(|state| state.validation_error.is_some());
-    let metric = measured.map(|state| &state.validation_metric);
-    let error =
-        |state: &RunState| state.validation_error.filter(|_| Some(&state.validation_metric) == metric);
+    let measured = states.iter().flatten().copied().find(|state| state.validation_error.is_some());
+    let like = |state: &RunState, measured: &RunState| {
+        state.validation_metric == measured.validation_metric && state.same_validation_data(measured)
+    };
+    let error = |state: &RunState| {
+        state.validation_error.filter(|_| measured.is_some_and(|measured| like(state, measured)))
+    };
     states.into_iter().map(|state| state.map(error)).collect()
 }
 
@@ -107,6 +110,17 @@ mod tests {
         let errors = comparable(states.iter().map(Option::as_ref).chain([None]));
         assert_eq!(errors, [OLD, error(0.6), OLD, TORN]);
         assert_eq!(best_first(&errors), [1]);
+    }
+
+    #[test]
+    fn errors_of_other_validation_data_are_not_compared() {
+        let state = |error: f64, baseline: f64| RunState {
+            validation_error: Some(error),
+            extra: serde_json::json!({ "baseline": [{ "relative": baseline, "rmse": 1.0 }] }),
+            ..RunState::default()
+        };
+        let states = [state(0.6, 2.0), state(0.01, 1.0)];
+        assert_eq!(comparable(states.iter().map(Some)), [error(0.6), OLD]);
     }
 
     #[rstest]

@@ -265,7 +265,7 @@ pub struct FullySharded {
     sharded: ShardedParameters,
     params: Parameters,
     buffers: Vec<(String, Tensor)>,
-    /// The ranks of the other axes, over which the parts' gradients are still to be summed.
+    /// The ranks of the other axes, over which the parts' gradients are still to be summed, once a step.
     others: Group,
     /// All ranks whose gradients are summed.
     all: Group,
@@ -385,6 +385,7 @@ impl FullySharded {
     /// An error of libtorch, or of a communication in flight.
     pub fn zero_grad(&self) -> Result<()> {
         self.changed()?;
+        lock(&self.sharded.0).units.iter_mut().for_each(|unit| unit.unsummed = None);
         self.params.zero_grad()
     }
 
@@ -405,9 +406,14 @@ impl FullySharded {
     /// A communication fails.
     pub fn sync_buffers(&self) -> Result<()> {
         match self.broadcast_buffers {
-            true => broadcast(self.buffers.iter().map(|(name, tensor)| (name, tensor)), &self.all),
+            true => self.share_buffers(),
             false => Ok(()),
         }
+    }
+
+    /// Replaces the buffers by those of rank 0, whatever the configuration says.
+    pub(crate) fn share_buffers(&self) -> Result<()> {
+        broadcast(self.buffers.iter().map(|(name, tensor)| (name, tensor)), &self.all)
     }
 
     /// The backward pass of a loss that all ranks have alike. The gradients are added to those of the parts; several passes
@@ -419,9 +425,23 @@ impl FullySharded {
     /// whatever a backward closure or the communication reports. In all these cases this rank leaves the group, so that the
     /// others do not wait for it: their error then is what it says.
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
+        self.pass(loss, true)
+    }
+
+    /// The backward pass of a part of a step (gradient accumulation): gradients are summed along the axis `shard` only, and over the
+    /// other axes in the step's last pass, [`backward`](Self::backward). Until then they are not in those of the parts.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`backward`](Self::backward).
+    pub fn backward_no_sync(&self, loss: &Tensor) -> Result<()> {
+        self.pass(loss, self.others.size() == 1)
+    }
+
+    fn pass(&self, loss: &Tensor, last: bool) -> Result<()> {
         lock(&self.sharded.0).begin()?;
         let done = autograd::backward(&[loss], &[], BackwardOptions::default());
-        let done = done.map_err(Error::from).and_then(|()| self.finish());
+        let done = done.map_err(Error::from).and_then(|()| self.finish(last));
         let mut state = lock(&self.sharded.0);
         state.in_backward = false;
         if let Err(error) = &done {
@@ -433,7 +453,7 @@ impl FullySharded {
         done
     }
 
-    fn finish(&self) -> Result<()> {
+    fn finish(&self, last: bool) -> Result<()> {
         let mut state = lock(&self.sharded.0);
         // Others may not miss it, where ranks have losses of their own; nothing can be waited for then.
         let missing = state.units.iter().flat_map(|unit| &unit.members).find(|member| !member.arrived);
@@ -448,10 +468,17 @@ impl FullySharded {
             state.reduce(unit)?;
         }
         state.drop_all()?;
-        let mut sums = Vec::with_capacity(state.units.len());
         for (unit, work) in std::mem::take(&mut state.reductions) {
-            let part = work.wait()?;
-            sums.push((unit, start::all_reduce(&part, ReduceOp::Sum, &self.others)?));
+            state.units[unit].keep_gradients(work.wait()?)?;
+        }
+        if !last {
+            return Ok(());
+        }
+        let mut sums = Vec::with_capacity(state.units.len());
+        for unit in 0..state.units.len() {
+            if let Some(part) = state.units[unit].unsummed.take() {
+                sums.push((unit, start::all_reduce(&part, ReduceOp::Sum, &self.others)?));
+            }
         }
         for (unit, work) in sums {
             state.units[unit].add_gradients(&work.wait()?)?;

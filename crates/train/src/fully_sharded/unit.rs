@@ -73,6 +73,8 @@ pub(super) struct Unit {
     sizes: Option<Vec<i64>>,
     /// Operators that use it now.
     pub(super) users: usize,
+    /// Gradients of this rank's parts, packed, of the passes since gradients were last summed over the other axes.
+    pub(super) unsummed: Option<Tensor>,
     state: State,
 }
 
@@ -96,7 +98,7 @@ impl Unit {
         };
         let sizes =
             (0..ranks).map(|rank| members.iter().map(|member| elements(member, rank)).sum()).collect();
-        Self { members, sizes, users: 0, state: State::Whole }
+        Self { members, sizes, users: 0, unsummed: None, state: State::Whole }
     }
 
     /// Returns whether its parameters are sharded; otherwise they are replicated.
@@ -225,6 +227,19 @@ impl Unit {
             Some(sizes) => start::reduce_scatter_v(&packed, Some(sizes), 0, ReduceOp::Sum, true, group)?,
             None => start::all_reduce(&packed, ReduceOp::Sum, group)?,
         })
+    }
+
+    /// Adds gradients that are summed along the axis `shard` to those of earlier passes.
+    pub(super) fn keep_gradients(&mut self, packed: Tensor) -> Result<()> {
+        let _no_grad = tch::no_grad_guard();
+        match &self.unsummed {
+            None => self.unsummed = Some(packed),
+            Some(sum) => {
+                let sum = sum.shallow_clone().f_add_(&packed).map(drop);
+                sum.context(|| "adding up the gradients of micro-batches".to_owned())?;
+            }
+        }
+        Ok(())
     }
 
     /// Adds reduced gradients, packed, to those of the parts.

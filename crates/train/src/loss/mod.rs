@@ -124,13 +124,16 @@ pub struct Support {
     pub points: bool,
     /// Predictions of an ensemble, `[sample, member, channel, spatial…]`, against targets `[sample, channel, spatial…]`.
     pub members: bool,
+    /// Predictions as they are, if the network predicts changes; by default their differences from the targets are in units of each
+    /// variable's changes. A loss that takes them implements [`Loss::weighted`].
+    pub unscaled: bool,
 }
 
 impl Support {
     /// Weights of channels and of points.
-    pub const WEIGHTS: Self = Self { channels: true, points: true, members: false };
+    pub const WEIGHTS: Self = Self { channels: true, points: true, members: false, unscaled: false };
     /// Weights of channels alone.
-    pub const CHANNELS: Self = Self { channels: true, points: false, members: false };
+    pub const CHANNELS: Self = Self { channels: true, points: false, members: false, unscaled: false };
 }
 
 /// Registers a type as a loss: see [`Loss`](crate::loss::Loss).
@@ -281,7 +284,11 @@ impl dyn AnyLoss {
             true => {}
             false => same_shape(prediction, target)?,
         }
-        A::loss(self, prediction, target, weights)
+        if self.support().unscaled {
+            return A::loss(self, prediction, target, weights);
+        }
+        let prediction = weights.scale_difference(prediction, target)?;
+        A::loss(self, &prediction, target, &weights.without_scales())
     }
 }
 

@@ -16,7 +16,7 @@ use crate::error::{Context, Error, Result};
 /// not.
 ///
 /// It compares amplitudes at each scale, not phases: use it beside another loss, which it keeps from blurring small scales. Fields
-/// are taken as periodic. Masked points count as zero in both fields.
+/// are taken as periodic. Masked points count as zero in both fields. Spectra are those of normalised values, of changes too.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Spectral {
@@ -44,7 +44,8 @@ impl Loss for Spectral {
     }
 
     fn support(&self) -> Support {
-        Support::CHANNELS
+        // A scaled difference from the target would not give the spectrum of the prediction.
+        Support { unscaled: true, ..Support::CHANNELS }
     }
 
     fn weighted<A: LossArray>(&self, prediction: &A, target: &A, weights: &Weighting<A>) -> Result<A> {

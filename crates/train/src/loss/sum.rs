@@ -75,6 +75,8 @@ impl Loss for Sum {
             // Those that have no points leave their weights out.
             points: supports().any(|of| of.points),
             members: supports().all(|of| of.members),
+            // Each term scales differences itself, or not.
+            unscaled: true,
         }
     }
 

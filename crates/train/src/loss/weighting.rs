@@ -5,7 +5,8 @@ use tch::Kind;
 
 use crate::error::{Error, Result};
 
-/// Weights of fields `[sample, channel, spatial…]`: of channels, of points, and a mask of the points that count.
+/// Weights of fields `[sample, channel, spatial…]`: of channels, of points, and a mask of the points that count; and scales of
+/// differences from the target.
 ///
 /// Weights of channels and of points have mean one, so that a weighted loss keeps its scale; equal weights change nothing.
 /// Masked points, and their values (NaN included), have no part in values and gradients. The arrays lie as the fields do, so that
@@ -29,11 +30,12 @@ pub struct Weighting<A> {
     channels: Option<A>,
     area: Option<A>,
     mask: Option<A>,
+    scales: Option<A>,
 }
 
 impl<A> Default for Weighting<A> {
     fn default() -> Self {
-        Self { channels: None, area: None, mask: None }
+        Self { channels: None, area: None, mask: None, scales: None }
     }
 }
 
@@ -57,9 +59,16 @@ impl<A> Weighting<A> {
         Self { mask: Some(mask), ..self }
     }
 
+    /// Adds factors of the differences between predictions and targets, `[1, channel, 1…]`, replicated. A loss is given predictions
+    /// with scaled differences, unless it takes [predictions as they are](super::Support::unscaled).
+    #[must_use]
+    pub fn with_scales(self, scales: A) -> Self {
+        Self { scales: Some(scales), ..self }
+    }
+
     /// Returns whether all elements count alike.
     pub fn is_uniform(&self) -> bool {
-        self.channels.is_none() && self.area.is_none() && self.mask.is_none()
+        self.channels.is_none() && self.area.is_none() && self.mask.is_none() && self.scales.is_none()
     }
 }
 
@@ -67,33 +76,53 @@ impl<A: Array> Weighting<A> {
     /// Returns these weights without those of points; the mask stays.
     #[must_use]
     pub fn without_area(&self) -> Self {
-        let cloned = |part: &Option<A>| part.as_ref().map(A::shallow_clone);
-        Self { channels: cloned(&self.channels), area: None, mask: cloned(&self.mask) }
+        Self { area: None, ..self.shallow_clone() }
+    }
+
+    /// Returns other handles to the same arrays.
+    pub(crate) fn shallow_clone(&self) -> Self {
+        let [channels, area, mask, scales] = [&self.channels, &self.area, &self.mask, &self.scales]
+            .map(|part| part.as_ref().map(A::shallow_clone));
+        Self { channels, area, mask, scales }
+    }
+
+    /// Returns these weights without scales of differences.
+    pub(super) fn without_scales(&self) -> Self {
+        Self { scales: None, ..self.shallow_clone() }
+    }
+
+    /// Scales the difference of a prediction from its target.
+    ///
+    /// # Errors
+    ///
+    /// Shapes that do not broadcast.
+    pub(super) fn scale_difference(&self, prediction: &A, target: &A) -> Result<A> {
+        match &self.scales {
+            None => Ok(prediction.shallow_clone()),
+            Some(scales) => Ok(target.add(&prediction.sub(target)?.mul(scales)?)?),
+        }
     }
 
     /// Returns the weights and the mask of points alone, without weights of channels.
     #[must_use]
     pub fn without_channels(&self) -> Self {
-        let cloned = |part: &Option<A>| part.as_ref().map(A::shallow_clone);
-        Self { channels: None, area: cloned(&self.area), mask: cloned(&self.mask) }
+        Self { channels: None, ..self.shallow_clone() }
     }
 
     /// Returns these weights with changed weights and mask of points, where there are some.
     pub(crate) fn map_points<E>(&self, change: impl Fn(&A) -> Result<A, E>) -> Result<Self, E> {
-        let channels = self.channels.as_ref().map(A::shallow_clone);
         let [area, mask] = [&self.area, &self.mask].map(|part| part.as_ref().map(&change).transpose());
-        Ok(Self { channels, area: area?, mask: mask? })
+        Ok(Self { area: area?, mask: mask?, ..self.shallow_clone() })
     }
 
     /// Returns these weights over those points that a boolean mask counts, too. It has as many dims as the fields, of which any may
     /// have extent 1.
     pub(crate) fn over(&self, points: &A) -> Result<Self> {
-        let cloned = |part: &Option<A>| part.as_ref().map(A::shallow_clone);
         let mask = match &self.mask {
             None => points.shallow_clone(),
             Some(own) => own.select_where(points, &points.constant(&tch::Tensor::from(false))?)?,
         };
-        Ok(Self { channels: cloned(&self.channels), area: cloned(&self.area), mask: Some(mask) })
+        Ok(Self { mask: Some(mask), ..self.shallow_clone() })
     }
 
     /// Sets fields to zero where they do not count.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use isobar_array::{Array, Generator};
-use isobar_models::{Batch, BatchPart, EdmLoss, EdmSampler, FieldSpec, LossReduction, SigmaData};
+use isobar_models::{Batch, BatchPart, Denoiser, EdmLoss, EdmSampler, FieldSpec, LossReduction, SigmaData};
 use isobar_registry::Registered;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -95,7 +95,7 @@ impl Objective for DiffusionConfig {
     }
 
     fn check(&self, setup: &Setup) -> Result<(), BoxError> {
-        let Some(sigma_data) = setup.sigma_data.clone() else {
+        let Some(denoiser) = setup.denoiser.clone() else {
             return Err(not_a_denoiser(&format!("model.type = {:?}", setup.model)));
         };
         if setup.train_steps != 1 {
@@ -121,7 +121,7 @@ impl Objective for DiffusionConfig {
                         trained run: --set task.regression=runs/…"
                 .into());
         }
-        self.check_numbers(sigma_data)
+        self.check_numbers(&denoiser)
     }
 
     fn check_fields(&self, fields: &FieldSpec, has_conditions: bool) -> Result<(), BoxError> {
@@ -198,12 +198,12 @@ fn not_a_denoiser(network: &str) -> BoxError {
 impl DiffusionConfig {
     /// Training and sampling of the network of a step.
     fn denoising<A: Array>(&self, inputs: &Inputs<'_, A>) -> Result<Denoising, BoxError> {
-        let sigma_data = inputs.sigma_data().ok_or_else(|| not_a_denoiser("the network"))?;
+        let denoiser = inputs.denoiser().ok_or_else(|| not_a_denoiser("the network"))?;
         if inputs.has_conditions() && self.patches.as_ref().is_some_and(|patches| patches.condition_on_input)
         {
             return Err(WHOLE_INPUT.into());
         }
-        Denoising::new(self, sigma_data)
+        Denoising::new(self, denoiser)
     }
 
     fn loss_with(&self, sigma_data: SigmaData) -> EdmLoss {
@@ -211,10 +211,10 @@ impl DiffusionConfig {
     }
 
     /// Checks the numbers that depend on no fields.
-    fn check_numbers(&self, sigma_data: SigmaData) -> Result<(), BoxError> {
+    fn check_numbers(&self, denoiser: &Denoiser) -> Result<(), BoxError> {
         let defaults = Self::default();
-        settings("task", &defaults, self.loss_with(sigma_data).check())?;
-        settings("task.sampler", &defaults.sampler, self.sampler.check())?;
+        settings("task", &defaults, self.loss_with(denoiser.sigma_data.clone()).check())?;
+        settings("task.sampler", &defaults.sampler, self.sampler.clone().within(denoiser).check())?;
         self.patches.iter().try_for_each(PatchConfig::check)
     }
 }
@@ -228,11 +228,11 @@ struct Denoising {
 }
 
 impl Denoising {
-    /// For a denoiser of data with the standard deviation `sigma_data`.
-    fn new(config: &DiffusionConfig, sigma_data: SigmaData) -> Result<Self, BoxError> {
-        config.check_numbers(sigma_data.clone())?;
-        let loss = config.loss_with(sigma_data);
+    fn new(config: &DiffusionConfig, denoiser: Denoiser) -> Result<Self, BoxError> {
+        config.check_numbers(&denoiser)?;
         let DiffusionConfig { members, sampler, patches, .. } = config.clone();
+        let sampler = sampler.within(&denoiser);
+        let loss = config.loss_with(denoiser.sigma_data);
         Ok(Self { loss, sampler, members: members.max(1), patches })
     }
 

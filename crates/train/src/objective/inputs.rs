@@ -1,7 +1,7 @@
 //! Inputs of a network at a step, and the network, as a task sees them.
 
 use isobar_array::{Array, Generator};
-use isobar_models::{Batch, BatchPart, SigmaData};
+use isobar_models::{Batch, BatchPart, Denoiser};
 
 use crate::task::{BoxError, Step};
 
@@ -19,8 +19,9 @@ pub(crate) trait Surrogate<A> {
     /// Returns the network's own output that leads to a normalised target of the first step.
     fn output_for(&self, target: &A) -> Result<A, BoxError>;
 
-    /// Returns the output that the loss compares with a normalised target.
-    fn weighted(&self, output: &A, target: &A) -> Result<A, BoxError>;
+    /// Returns factors of the differences between outputs and normalised targets in the loss, `[1, channel, 1…]`; `None` if they
+    /// are all 1.
+    fn loss_scales(&self, target: &A) -> Result<Option<A>, BoxError>;
 
     /// Returns normalised outputs in physical units.
     fn physical(&self, outputs: &A) -> Result<A, BoxError>;
@@ -34,8 +35,8 @@ pub(crate) trait Surrogate<A> {
     /// Returns the number of output channels.
     fn outputs(&self) -> usize;
 
-    /// Returns the standard deviation of the data of a denoiser.
-    fn sigma_data(&self) -> Option<SigmaData>;
+    /// Returns the data and noise levels of a denoiser.
+    fn denoiser(&self) -> Option<Denoiser>;
 
     /// Returns true if scalars are conditions of samples.
     fn has_conditions(&self) -> bool;
@@ -118,9 +119,9 @@ impl<'a, A: Array> Inputs<'a, A> {
         self.network.outputs()
     }
 
-    /// Returns the standard deviation of the data of a denoiser; `None` for other networks.
-    pub fn sigma_data(&self) -> Option<SigmaData> {
-        self.network.sigma_data()
+    /// Returns the data and noise levels of a denoiser; `None` for other networks.
+    pub fn denoiser(&self) -> Option<Denoiser> {
+        self.network.denoiser()
     }
 
     /// Returns true if the network is given scalars as conditions of samples.

@@ -12,7 +12,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use isobar_models::{FieldSpec, SigmaData};
+use isobar_models::{Denoiser, FieldSpec};
 use isobar_registry::{Choice, Entry, Family, Holds, Registered};
 use isobar_shard::ShardTensor;
 use serde::Serialize;
@@ -163,8 +163,8 @@ pub trait Objective: fmt::Debug + Send + Sync {
 pub struct Setup {
     /// Name of the model.
     pub model: String,
-    /// Standard deviation of the data of a denoiser; `None` for other models.
-    pub sigma_data: Option<SigmaData>,
+    /// Data and noise levels of a denoiser; `None` for other models.
+    pub denoiser: Option<Denoiser>,
     /// Largest number of steps of a training sample.
     pub train_steps: usize,
     /// Number of steps of a validation rollout.
@@ -179,7 +179,7 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             model: String::new(),
-            sigma_data: None,
+            denoiser: None,
             train_steps: 1,
             validation_steps: 1,
             changes: false,
@@ -240,8 +240,8 @@ impl<O: Objective + Registered> Holds<O> for Objectives {
 pub type ObjectiveKind = Choice<Objectives>;
 
 /// Returns the task of a model for which none is given.
-pub(crate) fn standard(sigma_data: Option<&SigmaData>) -> ObjectiveKind {
-    match sigma_data {
+pub(crate) fn standard(denoiser: Option<&Denoiser>) -> ObjectiveKind {
+    match denoiser {
         None => ObjectiveKind::default(),
         Some(_) => DiffusionConfig::default().into(),
     }

@@ -27,7 +27,7 @@ impl Objective for RegressionConfig {
     }
 
     fn check(&self, setup: &Setup) -> Result<(), BoxError> {
-        match &setup.sigma_data {
+        match &setup.denoiser {
             None => Ok(()),
             Some(_) => Err(format!(
                 "model.type = {:?} is a denoiser, which task.type = \"regression\" cannot train; --set task.type=diffusion",

@@ -93,8 +93,12 @@ impl<'a, A: LossArray> Training<'a, A> {
             .into());
         }
         let losses = outputs.iter().zip(&self.targets).map(|(output, target)| {
-            let output = self.network.weighted(output, &target.fields)?;
-            Ok(self.loss.weighted(&output, &target.fields, &target.weights)?)
+            let weights = target.weights.shallow_clone();
+            let weights = match self.network.loss_scales(&target.fields)? {
+                Some(scales) => weights.with_scales(scales),
+                None => weights,
+            };
+            Ok(self.loss.weighted(output, &target.fields, &weights)?)
         });
         Ok(self.weights.over_steps(&losses.collect::<Result<Vec<A>, BoxError>>()?)?)
     }

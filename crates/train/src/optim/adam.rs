@@ -3,7 +3,7 @@
 
 use isobar_registry::Registered;
 use serde::{Deserialize, Serialize};
-use tch::{TchError, Tensor};
+use tch::{Device, TchError, Tensor};
 
 use super::state::copy_into;
 use super::{Optimizer, OptimizerConfig, OptimizerState, as_real, decays, default_no_decay};
@@ -351,7 +351,7 @@ impl Slot {
             [&self.param.tensor, grad, &self.exp_avg, &self.exp_avg_sq].map(as_real);
         let whole = [param?, grad?, exp_avg?, exp_avg_sq?];
         let elements = whole[0].numel() as i64;
-        if elements <= CHUNK || !whole.iter().all(Tensor::is_contiguous) {
+        if !in_chunks(whole[0].device(), elements) || !whole.iter().all(Tensor::is_contiguous) {
             return rule.apply(&whole);
         }
         let [param, grad, exp_avg, exp_avg_sq] = whole.map(|tensor| tensor.f_view([-1]));
@@ -363,9 +363,14 @@ impl Slot {
     }
 }
 
-/// Elements updated at a time: so few that they stay in the cache from one operation to the next, which more than halves
-/// the time of a step on a CPU.
+/// Number of elements updated at a time on a CPU: so few that they stay in the cache from one operation to the next, which more
+/// than halves the time of a step.
 const CHUNK: i64 = 1 << 15;
+
+/// Returns whether a parameter is updated in chunks. On a GPU each chunk would launch kernels of its own.
+fn in_chunks(device: Device, elements: i64) -> bool {
+    device == Device::Cpu && elements > CHUNK
+}
 
 /// The numbers of one parameter's step.
 struct Rule {
@@ -402,7 +407,7 @@ impl Rule {
     }
 }
 
-fn check(config: &AdamWConfig) -> Result<()> {
+pub(super) fn check(config: &AdamWConfig) -> Result<()> {
     let betas = [("optimizer.beta1", config.beta1, 0.9), ("optimizer.beta2", config.beta2, 0.999)];
     for (name, beta, usual) in betas {
         if !(0.0..1.0).contains(&beta) {
@@ -419,4 +424,15 @@ fn check(config: &AdamWConfig) -> Result<()> {
         return Err(Error::setting("optimizer.weight_decay", weight_decay, expected, "0.0"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_cpu_updates_in_chunks() {
+        assert!(in_chunks(Device::Cpu, CHUNK + 1) && !in_chunks(Device::Cpu, CHUNK));
+        assert!(!in_chunks(Device::Cuda(0), 1 << 24));
+    }
 }

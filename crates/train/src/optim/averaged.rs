@@ -50,6 +50,8 @@ struct Average {
     rule: AverageRule,
     /// Number of averaged steps.
     taken: u64,
+    /// Step of the run after which it began.
+    origin: Option<u64>,
     slots: Vec<(Parameter, Tensor)>,
 }
 
@@ -67,6 +69,18 @@ impl Averaged {
     /// Returns whether there are averages, that is, after the first averaged step.
     pub fn averages(&self) -> bool {
         self.averages.first().is_some_and(Average::begun)
+    }
+
+    /// Sets the number of steps that the run has taken, steps that are left out included, before the next [`step`](Optimizer::step).
+    /// It is the origin of averages that begin with that step. Those of an earlier version's checkpoint count as if no step had been
+    /// left out.
+    pub fn set_run_step(&mut self, step: u64) {
+        for average in &mut self.averages {
+            average.origin = match average.begun() {
+                true => average.origin.or(Some(step.saturating_sub(average.taken))),
+                false => Some(step),
+            };
+        }
     }
 
     /// Swaps the parameters with their first averages for validation; a second call swaps them back. A no-op without averages.
@@ -108,7 +122,11 @@ impl Optimizer for Averaged {
         // Before the first step there is nothing to average.
         for average in self.averages.iter().filter(|average| average.begun()) {
             let slot = average_slot(state.averages.len());
-            state.averages.push(AverageState { rule: average.rule, steps: average.taken });
+            state.averages.push(AverageState {
+                rule: average.rule,
+                steps: average.taken,
+                origin: average.origin,
+            });
             average.slots.iter().for_each(|(param, tensor)| state.push(&slot, param, tensor));
         }
         state
@@ -118,8 +136,7 @@ impl Optimizer for Averaged {
     fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
         let saved = |rule: AverageRule| {
             let mut all = state.averages.iter().enumerate();
-            all.find(|(_, saved)| rule.continues(saved.rule))
-                .map(|(at, saved)| (average_slot(at), saved.steps))
+            all.find(|(_, saved)| rule.continues(saved.rule)).map(|(at, saved)| (average_slot(at), *saved))
         };
         for average in &self.averages {
             if let Some((slot, _)) = saved(average.rule) {
@@ -129,7 +146,8 @@ impl Optimizer for Averaged {
         self.inner.load_state(state)?;
         for average in &mut self.averages {
             let found = saved(average.rule);
-            average.taken = found.as_ref().map_or(0, |(_, steps)| *steps);
+            average.taken = found.as_ref().map_or(0, |(_, saved)| saved.steps);
+            average.origin = found.as_ref().and_then(|(_, saved)| saved.origin);
             let Some((slot, _)) = found else { continue };
             let mut slots = average.slots.iter();
             slots.try_for_each(|(param, tensor)| copy_into(tensor, state.find(&slot, param)?, &slot))?;
@@ -146,7 +164,7 @@ impl Average {
             let average = param.tensor.f_detach().and_then(|tensor| tensor.f_detach_copy());
             Ok((param.clone(), average.context(|| format!("the average of parameter {:?}", param.name))?))
         };
-        Ok(Self { rule, taken: 0, slots: params.iter().map(slot).collect::<Result<_>>()? })
+        Ok(Self { rule, taken: 0, origin: None, slots: params.iter().map(slot).collect::<Result<_>>()? })
     }
 
     fn begun(&self) -> bool {
@@ -271,5 +289,26 @@ mod tests {
         assert!(other.allclose(&wide, 1e-13, 0.0, false), "{other}");
         let steps: Vec<u64> = resumed.state().averages.iter().map(|average| average.steps).collect();
         assert_eq!(steps, [7, 3, 7]);
+    }
+
+    /// A run leaves out its second and its third step. Averages of a state without origins get theirs from the run.
+    #[test]
+    fn steps_that_are_left_out_do_not_move_the_origin() {
+        let (x, other) = (leaf(), leaf());
+        let mut optimizer = averaged(&x, &[Width(0.05)]);
+        let origin = |optimizer: &Averaged| optimizer.state().averages[0].origin;
+        for at in [10, 13, 14] {
+            optimizer.set_run_step(at);
+            step(&x, &mut optimizer);
+            assert_eq!(origin(&optimizer), Some(10));
+        }
+        let mut saved = optimizer.state();
+        let mut resumed = averaged(&other, &[Width(0.05)]);
+        resumed.load_state(&saved).unwrap();
+        assert_eq!(origin(&resumed), Some(10));
+        saved.averages[0].origin = None;
+        resumed.load_state(&saved).unwrap();
+        resumed.set_run_step(15);
+        assert_eq!(origin(&resumed), Some(12));
     }
 }

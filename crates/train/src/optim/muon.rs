@@ -5,7 +5,7 @@ use isobar_registry::Registered;
 use serde::{Deserialize, Serialize};
 use tch::{Kind, TchError, Tensor};
 
-use super::adam::{AdamWConfig, Decay, Moments};
+use super::adam::{self, AdamWConfig, Decay, Moments};
 use super::gathered::GatheredParams;
 use super::state::copy_into;
 use super::{Optimizer, OptimizerConfig, OptimizerState, decays, default_no_decay};
@@ -55,6 +55,14 @@ impl Default for MuonConfig {
             beta2,
             eps,
         }
+    }
+}
+
+impl MuonConfig {
+    /// Returns the settings of AdamW for the parameters that are no matrices.
+    fn of_rest(&self) -> AdamWConfig {
+        let Self { lr, beta1, beta2, eps, weight_decay, ref no_decay, .. } = *self;
+        AdamWConfig { lr, beta1, beta2, eps, weight_decay, no_decay: no_decay.clone() }
     }
 }
 
@@ -150,10 +158,8 @@ impl Muon {
             return Err(Error::invalid("optimizer.adamw", format!("{name:?}"), expected));
         }
         let (matrices, others): (Vec<_>, Vec<_>) = params.iter().partition(|p| is_matrix(p, &config.adamw));
-        let MuonConfig { lr, beta1, beta2, eps, weight_decay, ref no_decay, .. } = *config;
-        let settings = AdamWConfig { lr, beta1, beta2, eps, weight_decay, no_decay: no_decay.clone() };
         Ok(Self {
-            rest: Moments::new(others, settings, Decay::OfWeights)?,
+            rest: Moments::new(others, config.of_rest(), Decay::OfWeights)?,
             gathered: GatheredParams::new(&matrices, params.model_group())?,
             slots: matrices.into_iter().map(|p| Slot::new(p, config)).collect::<Result<_>>()?,
             config: config.clone(),
@@ -302,5 +308,5 @@ fn check(config: &MuonConfig) -> Result<()> {
     if !(1..=100).contains(&config.iterations) {
         return Err(Error::setting("optimizer.iterations", config.iterations, "1 to 100", 5));
     }
-    Ok(())
+    adam::check(&config.of_rest())
 }

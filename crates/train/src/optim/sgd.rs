@@ -58,7 +58,7 @@ impl OptimizerConfig for SgdConfig {
 crate::register_optimizer!(SgdConfig);
 
 /// Stochastic gradient descent: with d = g + wd·p, b ← momentum·b + d (b = d at the first step), p ← p − lr·b, or with
-/// Nesterov p ← p − lr·(d + momentum·b).
+/// Nesterov p ← p − lr·(d + momentum·b). If it continues from a state without momentum, b = d at its next step.
 #[derive(Debug)]
 pub struct Sgd {
     config: SgdConfig,
@@ -118,7 +118,7 @@ impl Optimizer for Sgd {
         for slot in &self.slots {
             state.steps.insert(slot.param.name.clone(), slot.step);
             if let Some(momentum) = &slot.momentum {
-                state.push("momentum_buffer", &slot.param, momentum);
+                state.push(MOMENTUM, &slot.param, momentum);
             }
         }
         state
@@ -126,15 +126,22 @@ impl Optimizer for Sgd {
 
     fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
         state.expect_kind(KIND)?;
+        // A run without momentum saved none.
+        let saved = state.tensors.iter().any(|tensor| tensor.slot == MOMENTUM);
         for slot in &self.slots {
-            if slot.momentum.is_some() {
-                state.find("momentum_buffer", &slot.param)?;
+            if saved && slot.momentum.is_some() {
+                state.find(MOMENTUM, &slot.param)?;
             }
             state.step_of(&slot.param)?;
         }
         for slot in &mut self.slots {
-            if let Some(momentum) = &slot.momentum {
-                copy_into(momentum, state.find("momentum_buffer", &slot.param)?, "momentum_buffer")?;
+            match &slot.momentum {
+                Some(momentum) if saved => copy_into(momentum, state.find(MOMENTUM, &slot.param)?, MOMENTUM)?,
+                Some(momentum) => {
+                    let zeros = momentum.shallow_clone().f_zero_().map(drop);
+                    zeros.context(|| format!("{MOMENTUM} of parameter {:?}", slot.param.name))?;
+                }
+                None => {}
             }
             slot.step = state.step_of(&slot.param)?;
         }
@@ -143,6 +150,7 @@ impl Optimizer for Sgd {
 }
 
 const KIND: &str = "sgd";
+const MOMENTUM: &str = "momentum_buffer";
 
 impl Slot {
     fn new(param: &Parameter, config: &SgdConfig) -> Result<Self> {

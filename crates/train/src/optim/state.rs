@@ -31,6 +31,9 @@ pub struct AverageState {
     pub rule: AverageRule,
     /// Number of steps in it.
     pub steps: u64,
+    /// Step of the run after which it began; `None` in files of earlier versions, and if the run does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<u64>,
 }
 
 /// A tensor of an optimizer's state, shaped and placed as its parameter is.

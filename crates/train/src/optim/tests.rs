@@ -315,6 +315,34 @@ fn sgd_follows_its_definition(#[case] config: SgdConfig, #[case] expected: [f64;
     }
 }
 
+/// The momentum begins with the next gradient, as PyTorch's.
+#[test]
+fn sgd_with_momentum_continues_a_run_without() {
+    let [x, fresh] = [leaf(&[1.0, -2.0], &[2]), leaf(&[1.0, -2.0], &[2])];
+    let of = |x: &Tensor, momentum: f64| {
+        Sgd::new(&params(&[("x", x)]), &SgdConfig { momentum, ..Default::default() }).unwrap()
+    };
+    let mut sgd = of(&x, 0.9);
+    set_grad(&x, &Tensor::from_slice(&[5.0, 7.0]));
+    sgd.step(0.0).unwrap();
+    sgd.load_state(&of(&x, 0.0).state()).unwrap();
+    let mut other = of(&fresh, 0.9);
+    for (x, sgd) in [(&x, &mut sgd), (&fresh, &mut other)] {
+        for gradient in [[0.5, 1.0], [-1.0, 2.0]] {
+            set_grad(x, &Tensor::from_slice(&gradient));
+            sgd.step(0.1).unwrap();
+        }
+    }
+    assert_eq!(values(&x), values(&fresh));
+    // One that is missing for a single parameter is an error.
+    let y = leaf(&[0.0], &[1]);
+    let mut both = Sgd::new(&params(&[("x", &x), ("y", &y)]), &SgdConfig::default()).unwrap();
+    let mut state = both.state();
+    state.tensors.pop();
+    let error = both.load_state(&state).unwrap_err().to_string();
+    assert!(error.contains("momentum_buffer of parameter \"y\" is missing"), "{error}");
+}
+
 #[test]
 fn a_parameter_without_a_gradient_stays() {
     let (used, unused) = (leaf(&[1.0], &[1, 1]), leaf(&[1.0], &[1, 1]));

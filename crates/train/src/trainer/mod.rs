@@ -77,10 +77,12 @@ pub struct FitConfig {
     pub progress: ProgressMode,
     /// The resolved configuration as TOML, kept in every checkpoint and, unless it is empty, in `config.toml` in the folder.
     pub resolved: String,
-    /// Other values that a checkpoint should carry, for instance the normalizers.
+    /// Other values that a checkpoint should carry. Of those that both have, a run that resumes must have the normalizers `input`,
+    /// `target`, `change`, `forcing` and `fixed` of the checkpoint; with another `baseline`, the errors of a prediction without a
+    /// network, it validates on other data, and its lowest error begins anew.
     pub extra: serde_json::Value,
-    /// Values that a resumed run must share, besides seed, samples and batch size: an object, compared key by key. The key
-    /// `channels` is ignored if the checkpoint lacks it.
+    /// Values that a resumed run must share, besides seed, samples and batch size: an object, compared key by key. The keys
+    /// `channels` and `model` are ignored if the checkpoint lacks them.
     pub identity: serde_json::Value,
     /// Settings of the task. A run that resumes with others, like one with another loss, continues with a warning.
     pub task: serde_json::Value,
@@ -272,6 +274,7 @@ impl<'a, T: Task> Run<'a, T> {
             samples: task.train_samples() as u64,
             batch_size: train.batch_size as u64,
             identity: config.identity.clone(),
+            extra: config.extra.clone(),
             settings: settings.clone(),
             loss_scale: scaled(train.precision),
             ..Default::default()
@@ -316,19 +319,23 @@ impl<'a, T: Task> Run<'a, T> {
         }
         let resume_at = resumed.as_ref().map(|loaded| loaded.state.step);
         let resumed_from = resumed.as_ref().map(|loaded| loaded.path.clone());
-        let state = resumed.map_or(fresh, |loaded| loaded.state);
+        let state = resumed.map_or_else(|| fresh.clone(), |loaded| loaded.state);
         let variables = named(task.variables(), &ranks.world);
         let best_metric = Best::find(&train.best, task.metrics(), &variables)?;
         let metric = match train.best.as_str() {
             RELATIVE => variables::metric(variables.len()),
             best => Some(best.to_owned()),
         };
-        let best = state.best.filter(|_| state.validation_metric == metric);
-        if best != state.best {
+        let other_metric = state.validation_metric != metric;
+        let other_data = !state.same_validation_data(&fresh);
+        let best = state.best.filter(|_| !other_metric && !other_data);
+        if best != state.best && other_metric {
             tracing::warn!(
                 "the lowest validation error so far is left out: it is another metric, not the {}",
                 metric.as_deref().unwrap_or("relative L2 error")
             );
+        } else if best != state.best {
+            tracing::warn!("the lowest validation error so far is left out: it is of other validation data");
         }
         let state = RunState {
             best,
@@ -514,6 +521,8 @@ impl<'a, T: Task> Run<'a, T> {
     fn save(&mut self, wait: bool) -> Result<()> {
         self.mark(Phase::Checkpoint);
         self.flush()?;
+        // Several ranks write buffers, each some of them.
+        self.parallel.share_buffers()?;
         let contents =
             Contents { params: &self.params, buffers: self.buffers, optimizer: Some(&mut self.optimizer) };
         let path = match self.config.checkpoint.mode {

@@ -2,16 +2,30 @@
 
 use std::path::Path;
 
+use isobar_data::Normalizer;
 use serde_json::Value;
 
 use crate::checkpoint::RunState;
+use crate::difference::{Difference, differences};
 use crate::error::{Error, Result};
 
-/// Key of an identity that is compared as far as both sides have it.
+/// Key of the channels in an identity.
 const CHANNELS: &str = "channels";
 
+/// Key of the model in an identity.
+const MODEL: &str = "model";
+
+/// Normalizations in `extra`, and whose they are.
+const SCALES: [(&str, &str); 5] = [
+    ("input", "inputs"),
+    ("target", "targets"),
+    ("change", "changes"),
+    ("forcing", "forcings"),
+    ("fixed", "static fields"),
+];
+
 /// Refuses to go on with another run: with other global batches than those so far, of which some would be left out or
-/// repeated, or with other fields or another model.
+/// repeated, or with other fields, other normalizations or another model.
 pub(super) fn check_same_run(saved: &RunState, now: &RunState, path: &Path) -> Result<()> {
     let mut found = Vec::new();
     let pairs = [
@@ -22,7 +36,8 @@ pub(super) fn check_same_run(saved: &RunState, now: &RunState, path: &Path) -> R
     for (what, saved, now) in pairs.into_iter().filter(|(_, saved, now)| saved != now) {
         found.push(format!("{what} {saved}, this run has {now}"));
     }
-    differences("identity", &saved.identity, &now.identity, &mut found);
+    found.extend(identities(&saved.identity, &now.identity).iter().map(ToString::to_string));
+    found.extend(other_scales(&saved.extra, &now.extra));
     if found.is_empty() {
         return Ok(());
     }
@@ -54,37 +69,52 @@ pub(super) fn check_counts(saved: &RunState, batches: u64, path: &Path) -> Resul
     Err(Error::checkpoint(path, reason))
 }
 
-/// Finds channels that differ, of two identities that both have some.
-pub(super) fn other_channels(saved: &Value, now: &Value) -> Vec<String> {
-    let mut found = Vec::new();
-    differences(CHANNELS, &saved[CHANNELS], &now[CHANNELS], &mut found);
+/// Channels that differ, of two identities that both have some.
+pub(super) fn other_channels(saved: &Value, now: &Value) -> Vec<Difference> {
+    let found = identities(saved, now).into_iter();
+    found.filter(|difference| group(&difference.key) == CHANNELS).collect()
+}
+
+/// Differences of two identities.
+fn identities(saved: &Value, now: &Value) -> Vec<Difference> {
+    let mut found = differences(saved, now);
+    found.retain(|difference| {
+        let Difference { key, saved, now } = difference;
+        // Checkpoints of earlier versions have no channels or no model, and some files no units.
+        let is_unknown = match group(key) {
+            CHANNELS => saved.is_null() || now.is_null(),
+            _ => key == MODEL && saved.is_null(),
+        };
+        !is_unknown
+    });
+    if let Some(whole) = found.iter_mut().find(|difference| difference.key.is_empty()) {
+        whole.key = "identity".to_owned();
+    }
     found
 }
 
-/// Finds differences of two values, key by key.
-pub(super) fn differences(key: &str, saved: &Value, now: &Value, found: &mut Vec<String>) {
-    match (saved, now) {
-        (Value::Object(a), Value::Object(b)) => {
-            let more = b.keys().filter(|name| !a.contains_key(*name));
-            for name in a.keys().chain(more) {
-                // The full name is given only if one side has no value.
-                let inner =
-                    if matches!(key, "" | "identity") { name.clone() } else { format!("{key}.{name}") };
-                let of =
-                    |object: &serde_json::Map<String, Value>| object.get(name).cloned().unwrap_or_default();
-                differences(&inner, &of(a), &of(b), found);
-            }
-        }
-        _ if saved == now => {}
-        // Checkpoints of earlier versions have no channels, and some files no units.
-        _ if key.split('.').next() == Some(CHANNELS) && (saved.is_null() || now.is_null()) => {}
-        _ => found.push(format!("{key} {}, this run has {}", shown(saved), shown(now))),
-    }
+/// The first part of a key.
+fn group(key: &str) -> &str {
+    key.split('.').next().unwrap_or_default()
 }
 
-/// A value in words; an option without one is `unset`.
-fn shown(value: &Value) -> String {
-    if value.is_null() { "unset".to_owned() } else { value.to_string() }
+/// Normalizations that differ by more than rounding: the network would go on with other numbers for the same fields.
+fn other_scales(saved: &Value, now: &Value) -> Vec<String> {
+    let scales =
+        |extra: &Value, key: &str| serde_json::from_value::<Normalizer>(extra.get(key)?.clone()).ok();
+    let differing = SCALES.iter().filter_map(|(key, what)| {
+        let (saved, now) = (scales(saved, key)?, scales(now, key)?);
+        (!saved.is_close_to(&now)).then(|| {
+            format!(
+                "{what} of mean {:?} and standard deviation {:?}, this run has {:?} and {:?}: its training data are others",
+                saved.mean(),
+                saved.std(),
+                now.mean(),
+                now.std()
+            )
+        })
+    });
+    differing.collect()
 }
 
 #[cfg(test)]
@@ -114,14 +144,32 @@ mod tests {
     fn channels_are_compared_where_a_checkpoint_names_them() {
         let found = |saved: Value| {
             let now = json!({ "model": { "type": "fno" }, "channels": { "inputs": ["z_500", "z_850"] } });
-            let mut found = Vec::new();
-            differences("identity", &saved, &now, &mut found);
-            found
+            identities(&saved, &now).iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         assert!(found(json!({ "model": { "type": "fno" } })).is_empty());
         let other =
             found(json!({ "model": { "type": "fno" }, "channels": { "inputs": ["z_850", "z_500"] } }));
         assert_eq!(other, [r#"channels.inputs ["z_850","z_500"], this run has ["z_500","z_850"]"#]);
+    }
+
+    /// A mean of 0 is compared on the scale of the deviation.
+    #[rstest]
+    #[case::same(json!({ "mean": [1e-17], "std": [2.0] }), None)]
+    #[case::other(json!({ "mean": [0.5], "std": [2.0] }), Some("inputs of mean [0.0] and standard deviation [2.0], this run has [0.5] and [2.0]"))]
+    #[case::more_channels(json!({ "mean": [0.0, 0.0], "std": [2.0, 2.0] }), Some("inputs of mean [0.0]"))]
+    #[case::none(Value::Null, None)]
+    fn data_with_another_normalization_are_refused(#[case] now: Value, #[case] words: Option<&str>) {
+        let extra = |input: Value| json!({ "input": input, "change": null });
+        let saved = extra(json!({ "mean": [0.0], "std": [2.0] }));
+        let state = |extra: Value| RunState { extra, ..RunState::default() };
+        let checked = check_same_run(&state(saved), &state(extra(now)), Path::new("step"));
+        match words {
+            None => checked.unwrap(),
+            Some(words) => {
+                let error = checked.unwrap_err().to_string();
+                assert!(error.contains(words) && error.contains("its training data are others"), "{error}");
+            }
+        }
     }
 
     #[rstest]

@@ -83,7 +83,7 @@ mod tests {
     use super::*;
     use crate::config::OptimizerKind;
     use crate::loss::Huber;
-    use crate::optim::{AdamWConfig, LionConfig, SgdConfig};
+    use crate::optim::{AdamWConfig, LionConfig, MuonConfig, SgdConfig};
     use crate::schedule::{Constant, Cosine};
 
     #[rstest]
@@ -115,6 +115,18 @@ mod tests {
     #[case::decay(
         |c: &mut FitConfig| c.optimizer = OptimizerKind::from(SgdConfig { weight_decay: -1.0, ..SgdConfig::default() }),
         "--set optimizer.weight_decay=0.0"
+    )]
+    #[case::decay_of_muon(
+        |c: &mut FitConfig| c.optimizer = OptimizerKind::from(MuonConfig { weight_decay: -1.0, ..MuonConfig::default() }),
+        "optimizer.weight_decay is -1, expected a finite number of 0 or more"
+    )]
+    #[case::beta_of_muon(
+        |c: &mut FitConfig| c.optimizer = OptimizerKind::from(MuonConfig { beta1: 2.0, ..MuonConfig::default() }),
+        "optimizer.beta1 is 2, expected a number in [0, 1)"
+    )]
+    #[case::eps_of_muon(
+        |c: &mut FitConfig| c.optimizer = OptimizerKind::from(MuonConfig { eps: 0.0, ..MuonConfig::default() }),
+        "optimizer.eps is 0, expected a finite number above 0"
     )]
     #[case::share(
         |c: &mut FitConfig| c.schedule = Cosine { warmup_epochs: 0.0, min_factor: 2.0 }.into(),

@@ -70,6 +70,7 @@ impl<T: Task> Run<'_, T> {
         let lr = self.schedule.lr(self.state.step);
         let norm = match unscale_and_clip(&self.params, factor, self.config.train.clip_norm) {
             Ok(norm) => {
+                self.optimizer.set_run_step(self.state.step);
                 self.optimizer.step(lr)?;
                 if let Some(scale) = &mut self.state.loss_scale {
                     scale.stepped();

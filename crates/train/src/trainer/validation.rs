@@ -5,6 +5,7 @@ use isobar_collectives::flight::Phase;
 
 use super::Run;
 use super::best::{Best, nothing_counts};
+use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::metric::{MetricKind, Scores, values, width};
 use crate::task::{BoxError, Coming, RolloutError, Scored, Task, share};
@@ -73,8 +74,9 @@ fn rollout_place(step: usize) -> String {
 }
 
 impl<T: Task> Run<'_, T> {
-    /// Validates the averaged parameters if averaging is on, and stores the errors.
+    /// Validates the averaged parameters if averaging is on, with the buffers of rank 0, and stores the errors.
     pub(super) fn validated(&mut self) -> Result<Validation> {
+        self.parallel.share_buffers()?;
         self.swap_averages()?;
         let (errors, scores) = self.validate()?.unzip();
         let (rollout, rollout_scores) = self.validate_rollouts()?.unzip();
@@ -205,7 +207,9 @@ impl<T: Task> Run<'_, T> {
     /// This rank's share of `count` samples of validation, and how many it takes at once.
     fn own_validated(&self, count: usize) -> (Vec<usize>, usize) {
         let data = &self.ranks.data;
-        let at_once = self.config.train.batch_size.div_ceil(data.size()).max(1);
+        // As many as in a micro-batch of training.
+        let TrainConfig { batch_size, accumulate, .. } = self.config.train;
+        let at_once = batch_size.div_ceil(data.size()).div_ceil(accumulate).max(1);
         (share(count, data.rank(), data.size()).collect(), at_once)
     }
 

@@ -6,12 +6,15 @@ use serde_json::{Value, json};
 
 use super::FitConfig;
 use crate::checkpoint::RunState;
+use crate::difference::differences;
+use crate::schedule::Schedule;
 
 /// Settings that a resumed run may change although they influence training.
 pub(super) fn settings(config: &FitConfig) -> Value {
     let train = &config.train;
     json!({
         "train": {
+            "epochs": train.epochs,
             "loss": train.loss,
             "weights": train.weights,
             "precision": train.precision,
@@ -112,11 +115,16 @@ pub(super) fn is_finished(state: &RunState, config: &FitConfig) -> bool {
 /// Warnings about resuming a checkpoint with these settings.
 pub(super) fn resumed(state: &RunState, config: &FitConfig, now: &Value, path: &Path) -> Vec<String> {
     let mut found = Vec::new();
-    let mut differing = Vec::new();
-    if !state.settings.is_null() {
-        let now = kept_by(&state.settings, now);
-        super::same_run::differences("", &state.settings, &now, &mut differing);
-    }
+    let differing: Vec<String> = match state.settings.is_null() {
+        true => Vec::new(),
+        false => {
+            let now = kept_by(&state.settings, now);
+            let found = differences(&state.settings, &now);
+            // More epochs are the usual reason to resume: see `other_rate`.
+            let told = found.iter().filter(|difference| difference.key != EPOCHS);
+            told.map(ToString::to_string).collect()
+        }
+    };
     if !differing.is_empty() {
         found.push(format!(
             "{} was trained with {}; the run continues with its own settings",
@@ -124,6 +132,7 @@ pub(super) fn resumed(state: &RunState, config: &FitConfig, now: &Value, path: &
             differing.join("; with ")
         ));
     }
+    found.extend(other_rate(state, config));
     let train = &config.train;
     if let Some(limit) = train.max_steps.filter(|limit| state.step >= *limit) {
         found.push(format!(
@@ -145,6 +154,27 @@ pub(super) fn resumed(state: &RunState, config: &FitConfig, now: &Value, path: &
         ));
     }
     found
+}
+
+/// Key of the number of epochs in the settings.
+const EPOCHS: &str = "train.epochs";
+
+/// Warns if another number of epochs moves the run to another place of its schedule.
+fn other_rate(state: &RunState, config: &FitConfig) -> Option<String> {
+    let (before, now) = (state.settings["train"]["epochs"].as_u64()?, config.train.epochs);
+    let batches = state.samples.div_ceil(state.batch_size.max(1));
+    let rate = |epochs: u64| {
+        let schedule = Schedule::new(config.schedule.clone(), config.optimizer.lr(), batches, epochs).ok()?;
+        Some(schedule.lr(state.step))
+    };
+    let (old, new) = (rate(before)?, rate(now)?);
+    ((old - new).abs() > 0.01 * old.max(new)).then(|| {
+        format!(
+            "{EPOCHS} was {before} and is {now}, on which the schedule depends: the learning rate of step {} goes from {old:.3e} to \
+             {new:.3e}; to continue at one rate, --set schedule.type=constant",
+            state.step
+        )
+    })
 }
 
 /// Returns the settings of this run without those that checkpoints of earlier versions do not keep.
@@ -170,7 +200,7 @@ mod tests {
     use crate::config::{OptimizerKind, TrainConfig};
     use crate::loss::Mse;
     use crate::optim::AdamWConfig;
-    use crate::schedule::Constant;
+    use crate::schedule::{Constant, Cosine, ScheduleKind};
 
     fn config(epochs: u64, batch_size: usize, accumulate: usize, warmup_epochs: f64) -> FitConfig {
         FitConfig {
@@ -239,6 +269,28 @@ mod tests {
             let old = RunState { settings: kept, ..saved.clone() };
             assert_eq!(resumed(&old, &now, &settings(&now), path), [""; 0]);
         }
+    }
+
+    #[test]
+    fn more_epochs_are_told_where_the_learning_rate_jumps() {
+        let longer = |schedule: ScheduleKind| {
+            let of = |epochs| FitConfig { schedule: schedule.clone(), ..config(epochs, 16, 1, 0.0) };
+            let settings = settings(&of(6));
+            let saved = RunState {
+                step: 84,
+                epoch: 6,
+                samples: 224,
+                batch_size: 16,
+                settings,
+                ..RunState::default()
+            };
+            resumed(&saved, &of(12), &super::settings(&of(12)), Path::new("step_84"))
+        };
+        assert_eq!(longer(Constant { warmup_epochs: 0.0 }.into()), [""; 0]);
+        let found = longer(Cosine { warmup_epochs: 0.0, min_factor: 0.0 }.into());
+        assert_eq!(found.len(), 1, "{found:?}");
+        let words = "train.epochs was 6 and is 12, on which the schedule depends: the learning rate of step 84 goes from 0.000e0 to 5.000e-4";
+        assert!(found[0].starts_with(words), "{found:?}");
     }
 
     #[test]

@@ -1,13 +1,17 @@
 //! Runs that resume, and the checkpoints that they leave.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 use isobar_collectives::{Group, threads};
-use isobar_train::checkpoint::{export, read_run_state, verify};
+use isobar_train::checkpoint::{
+    CheckpointSelector, Checkpoints, Contents, Keep, export, read_run_state, verify,
+};
 use isobar_train::config::{CheckpointConfig, Resume, SaveMode};
 use isobar_train::optim::LionConfig;
-use isobar_train::{Error, FitConfig, Ranks, Signals, Stop, fit};
+use isobar_train::{BoxError, Error, FitConfig, Ranks, Signals, Step, Stop, Task, VariableError, fit};
 use rstest::rstest;
+use tch::Tensor;
 
 use super::{DEADLINE, Square, config, read, run};
 
@@ -289,4 +293,93 @@ fn weights_that_differ_between_ranks_are_found_out() {
         run(&world, &config).unwrap().losses
     });
     assert!(alike.iter().all(|losses| *losses == alike[0]), "{alike:?}");
+}
+
+/// A network with running statistics, which differ between ranks that get other samples.
+struct Normed {
+    square: Square,
+    buffers: Vec<(String, Tensor)>,
+    rank: usize,
+    /// Statistics with which samples were validated, and the number of samples.
+    validated: RefCell<Vec<(Vec<f64>, usize)>>,
+}
+
+impl Normed {
+    fn new(rank: usize) -> Self {
+        let buffer = |at: usize| (format!("norm{at}.running_mean"), Tensor::from_slice(&[0.0]));
+        Self {
+            square: Square::new(),
+            buffers: (0..4).map(buffer).collect(),
+            rank,
+            validated: RefCell::default(),
+        }
+    }
+
+    fn statistics(&self) -> Vec<f64> {
+        self.buffers.iter().map(|(_, tensor)| tensor.double_value(&[0])).collect()
+    }
+}
+
+impl Task for Normed {
+    fn train_samples(&self) -> usize {
+        self.square.train_samples()
+    }
+
+    fn validation_samples(&self) -> usize {
+        self.square.validation_samples()
+    }
+
+    fn loss(&self, step: Step<'_>, samples: &[usize]) -> Result<Tensor, BoxError> {
+        for (_, tensor) in &self.buffers {
+            let _ = tensor.shallow_clone().f_add_scalar_(1.0 + self.rank as f64)?;
+        }
+        self.square.loss(step, samples)
+    }
+
+    fn errors(&self, samples: &[usize]) -> Result<Vec<Vec<VariableError>>, BoxError> {
+        self.validated.borrow_mut().push((self.statistics(), samples.len()));
+        self.square.errors(samples)
+    }
+}
+
+/// All ranks validate with the running statistics of rank 0, and write these, whoever writes which.
+#[test]
+fn validation_and_checkpoints_have_the_buffers_of_the_first_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    config.checkpoint.every_steps = 2;
+    let validated = threads::run(3, DEADLINE, |world| {
+        let task = Normed::new(world.rank());
+        let ranks = Ranks::data_parallel(&world);
+        fit(&task, &task.square.params, &task.buffers, &ranks, &config).unwrap();
+        task.validated.into_inner()
+    });
+    for of_rank in &validated {
+        let statistics: Vec<&Vec<f64>> = of_rank.iter().map(|(statistics, _)| statistics).collect();
+        assert_eq!(statistics, [3.0, 6.0, 9.0, 12.0].map(|steps| vec![steps; 4]).iter().collect::<Vec<_>>());
+    }
+    let steps = |step: u64| {
+        let task = Normed::new(0);
+        let path = folder.path().join(format!("checkpoints/step_{step:08}"));
+        let mut contents = Contents { params: &task.square.params, buffers: &task.buffers, optimizer: None };
+        Checkpoints::new(&folder.path().join("checkpoints"), Keep::ALL, &Group::single())
+            .load(&CheckpointSelector::At(path), &mut contents)
+            .unwrap();
+        task.statistics()
+    };
+    for step in [10, 12] {
+        assert_eq!(steps(step), [step as f64; 4]);
+    }
+}
+
+/// A validation takes no more samples at once than a micro-batch of training has.
+#[test]
+fn accumulation_divides_validation() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config(folder.path());
+    config.train.accumulate = 4;
+    let task = Normed::new(0);
+    fit(&task, &task.square.params, &task.buffers, &Ranks::data_parallel(&Group::single()), &config).unwrap();
+    let counts: Vec<usize> = task.validated.borrow().iter().map(|(_, samples)| *samples).collect();
+    assert_eq!(counts, [3, 2].repeat(4));
 }

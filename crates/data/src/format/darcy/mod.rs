@@ -10,11 +10,14 @@ use std::path::Path;
 
 use tch::{Device, Kind, Tensor};
 
+use self::file::BETA;
 pub use self::file::{DarcyFields, DarcyFile, DarcyStatistics};
 pub(crate) use self::writer::CHUNK;
 pub use self::writer::DarcyWriter;
 use crate::dataset::{Dataset, DatasetWriter, Window, check_window, choose};
 use crate::grid::{DataVariable, Dim, PredictionMeta};
+use crate::hdf5::layout::check_finite;
+use crate::hdf5::plain::{Dialect, PlainWriter};
 use crate::registry::{DataSource, Format, NoOptions};
 use crate::{Error, Result, Statistics, register};
 
@@ -108,15 +111,25 @@ impl Dataset for Darcy {
     }
 
     fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
+        self.create_without(path, meta, &[])
+    }
+
+    fn parameters(&self) -> Vec<(String, f64)> {
+        vec![(BETA.to_owned(), self.file.beta())]
+    }
+
+    /// In PDEBench's layout if that can hold the prediction: both fields on a square, for one source. Otherwise plain HDF5.
+    fn create_without(
+        &self,
+        path: &Path,
+        meta: &PredictionMeta,
+        left_out: &[String],
+    ) -> Result<Box<dyn DatasetWriter>> {
         let file = &self.file;
-        if file.rows() != file.cols() {
-            return Err(Error::Invalid(format!("{} is not of square fields", file.path().display())));
-        }
-        let predicted = |name: &&str| meta.variables.iter().any(|own| own == name);
-        if let Some(missing) = [COEFFICIENT, SOLUTION].iter().find(|name| !predicted(name)) {
-            return Err(Error::Invalid(format!(
-                "a file of Darcy flow holds both `{COEFFICIENT}` and `{SOLUTION}`, but `{missing}` is not predicted from or to"
-            )));
+        let predicted = |name: &str| meta.variables.iter().any(|own| own == name);
+        let has_both = predicted(COEFFICIENT) && predicted(SOLUTION);
+        if !has_both || file.rows() != file.cols() || left_out.iter().any(|name| name == BETA) {
+            return Ok(Box::new(PlainWriter::create(path, &self.content(meta)?, Dialect::Plain)?));
         }
         let writer = DarcyWriter::create(path, meta.samples, file.rows(), file.beta())?;
         let writer = writer.on_points(file.x(), file.y())?;
@@ -164,8 +177,13 @@ impl DatasetWriter for Writer {
                 self.sample
             )));
         }
+        let shape = values.size();
         let values = values.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?;
-        self.pending[place] = Some(isobar_torch::memory::to_vec(&values)?);
+        let values: Vec<f32> = isobar_torch::memory::to_vec(&values)?;
+        let points = shape.iter().skip(2).map(|&extent| 0..extent as usize);
+        let window: Vec<Range<usize>> = std::iter::once(sample..sample + 1).chain(points).collect();
+        check_finite(self.writer.target(), variable, &window, &values)?;
+        self.pending[place] = Some(values);
         Ok(())
     }
 

@@ -59,6 +59,11 @@ impl DarcyWriter {
         Ok(Self { aside, nu, tensor, samples, size, written: 0 })
     }
 
+    /// Path of the file, once it is finished.
+    pub(super) fn target(&self) -> &Path {
+        self.aside.target()
+    }
+
     /// Writes an attribute of the file, for example the origin of its values. Readers of PDEBench's layout
     /// ignore it.
     ///

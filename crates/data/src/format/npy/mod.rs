@@ -6,6 +6,7 @@ mod header;
 mod npz;
 mod writer;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufReader, ErrorKind, Read};
 use std::ops::Range;
@@ -41,7 +42,12 @@ impl Format for Npy {
 struct Npy {
     path: PathBuf,
     arrays: Vec<NpyArray>,
+    /// Names of arrays that cannot be read, and why: others do not need them.
+    refused: BTreeMap<String, String>,
 }
+
+/// Arrays by their names, and those that cannot be read.
+type Opened = Vec<(String, Result<NpyArray>)>;
 
 #[derive(Debug)]
 struct NpyArray {
@@ -66,23 +72,39 @@ impl Npy {
             ErrorKind::NotFound => Error::Missing { path: path.to_owned() },
             _ => Error::io(path, "look at it", error),
         })?;
-        let mut arrays = if metadata.is_dir() {
+        let opened = if metadata.is_dir() {
             folder(path)?
         } else {
             let file = isobar_files::open(path).map_err(|error| Error::io(path, "open it", error))?;
             let mut magic = [0; 6];
             let read = file.read_at(&mut magic, 0).map_err(|error| Error::io(path, "read it", error))?;
             match &magic[..read] {
-                header::MAGIC => vec![plain(path, stem(path), file)?],
+                header::MAGIC => vec![(stem(path), plain(path, stem(path), file))],
                 [b'P', b'K', ..] => archive(path, &file)?,
                 _ => return Err(Error::NotNumpy { path: path.to_owned() }),
             }
         };
+        let (mut arrays, mut refused, mut first) = (Vec::new(), BTreeMap::new(), None);
+        for (name, array) in opened {
+            match array {
+                Ok(array) => arrays.push(array),
+                Err(error) => {
+                    let _ = refused.insert(name, error.to_string());
+                    first.get_or_insert(error);
+                }
+            }
+        }
+        if let (Some(error), []) = (first, &arrays[..]) {
+            return Err(error);
+        }
         arrays.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(Self { path: path.to_owned(), arrays })
+        Ok(Self { path: path.to_owned(), arrays, refused })
     }
 
     fn array(&self, name: &str) -> Result<&NpyArray> {
+        if let Some(why) = self.refused.get(name) {
+            return Err(Error::Invalid(why.clone()));
+        }
         self.arrays.iter().find(|array| array.name == name).ok_or_else(|| Error::MissingDataset {
             path: self.path.clone(),
             dataset: name.to_owned(),
@@ -96,14 +118,14 @@ fn stem(path: &Path) -> String {
 }
 
 /// The `.npy` files of a folder, by their names without extension.
-fn folder(path: &Path) -> Result<Vec<NpyArray>> {
+fn folder(path: &Path) -> Result<Opened> {
     let failed = |error| Error::io(path, "list it", error);
     let mut arrays = Vec::new();
     for entry in std::fs::read_dir(path).map_err(failed)? {
         let own = entry.map_err(failed)?.path();
         if own.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy")) {
             let file = isobar_files::open(&own).map_err(|error| Error::io(&own, "open it", error))?;
-            arrays.push(plain(&own, stem(&own), file)?);
+            arrays.push((stem(&own), plain(&own, stem(&own), file)));
         }
     }
     Ok(arrays)
@@ -117,27 +139,30 @@ fn plain(path: &Path, name: String, file: File) -> Result<NpyArray> {
 }
 
 /// The arrays of a `.npz` file.
-fn archive(path: &Path, file: &File) -> Result<Vec<NpyArray>> {
+fn archive(path: &Path, file: &File) -> Result<Opened> {
     let mut arrays = Vec::new();
-    for Member { name, start, packed, unpacked, deflated } in members(path, file)? {
-        let Some(name) = name.strip_suffix(".npy").map(str::to_owned) else { continue };
-        let file = file.try_clone().map_err(|error| Error::io(path, "open it", error))?;
-        let raw = At { file: &file, offset: start }.take(packed);
-        let (header, skip) = if deflated {
-            Header::read(&mut DeflateDecoder::new(raw), path, &name)?
-        } else {
-            let mut raw = raw;
-            Header::read(&mut raw, path, &name)?
-        };
-        header.check_length(path, &name, unpacked.saturating_sub(skip))?;
-        let place = if deflated {
-            Place::Deflated { start, length: packed, skip }
-        } else {
-            Place::Plain(start + skip)
-        };
-        arrays.push(NpyArray { name, file, header, place });
+    for member in members(path, file)? {
+        let Some(name) = member.name.strip_suffix(".npy").map(str::to_owned) else { continue };
+        arrays.push((name.clone(), packed(path, name, file, &member)));
     }
     Ok(arrays)
+}
+
+/// An array of a `.npz` file.
+fn packed(path: &Path, name: String, file: &File, member: &Member) -> Result<NpyArray> {
+    let &Member { start, packed, unpacked, deflated, .. } = member;
+    let file = file.try_clone().map_err(|error| Error::io(path, "open it", error))?;
+    let mut raw = At { file: &file, offset: start }.take(packed);
+    let (header, skip) = match deflated {
+        true => Header::read(&mut DeflateDecoder::new(raw), path, &name)?,
+        false => Header::read(&mut raw, path, &name)?,
+    };
+    header.check_length(path, &name, unpacked.saturating_sub(skip))?;
+    let place = match deflated {
+        true => Place::Deflated { start, length: packed, skip },
+        false => Place::Plain(start + skip),
+    };
+    Ok(NpyArray { name, file, header, place })
 }
 
 /// Reads a file from an offset on, without moving the position that others of the file share.
@@ -161,6 +186,10 @@ impl Arrays for Npy {
 
     fn names(&self) -> Vec<String> {
         self.arrays.iter().map(|array| array.name.clone()).collect()
+    }
+
+    fn all_names(&self) -> Vec<String> {
+        self.names().into_iter().chain(self.refused.keys().cloned()).collect()
     }
 
     fn info(&self, name: &str) -> Result<ArrayInfo> {

@@ -82,6 +82,17 @@ impl Default for WellMeta {
 }
 
 impl WellMeta {
+    /// Unit of the times, or of the coordinates of a dim.
+    pub(super) fn coordinate_unit(&self, name: &str) -> Option<&str> {
+        self.coordinate_units.iter().find(|(own, _)| own == name).map(|(_, unit)| unit.as_str())
+    }
+
+    /// Returns whether times are stored as float64: dates have more digits than float32.
+    pub(super) fn has_double_times(&self) -> bool {
+        let is_exact = |time: &f64| f64::from(*time as f32) == *time;
+        self.coordinate_unit(TIME).is_some() && !self.times.iter().all(is_exact)
+    }
+
     /// Refuses what [`WellFile`](crate::WellFile) would refuse to open.
     pub(super) fn check(&self) -> Result<()> {
         if self.trajectories == 0 || self.fields.is_empty() || !(1..=3).contains(&self.dims.len()) {
@@ -103,9 +114,9 @@ impl WellMeta {
                 "the parameter `{name}` is {value}: expected a finite number"
             )));
         }
-        ascending(TIME, &self.times)?;
+        ascending(TIME, &self.times, self.has_double_times())?;
         for dim in &self.dims {
-            ascending(&dim.name, &dim.coordinates)?;
+            ascending(&dim.name, &dim.coordinates, false)?;
         }
         if self.name.contains('\0') || self.grid_type.contains('\0') {
             return Err(Error::Invalid("a name holds a zero byte".to_owned()));
@@ -131,13 +142,15 @@ impl WellMeta {
     }
 }
 
-/// In float32, as they are stored: points that are too close become one.
-fn ascending(name: &str, values: &[f64]) -> Result<()> {
-    let stored: Vec<f32> = values.iter().map(|&value| value as f32).collect();
+/// As they are stored, in float64 or float32: points that are too close become one.
+fn ascending(name: &str, values: &[f64], is_double: bool) -> Result<()> {
+    let stored: Vec<f64> =
+        values.iter().map(|&value| if is_double { value } else { f64::from(value as f32) }).collect();
     let finite = stored.iter().all(|value| value.is_finite());
     if values.is_empty() || !finite || stored.windows(2).any(|pair| pair[0] >= pair[1]) {
+        let dtype = if is_double { "float64" } else { "float32" };
         return Err(Error::Invalid(format!(
-            "the points of `{name}` are not at least one finite number, ascending in float32"
+            "the points of `{name}` are not at least one finite number, ascending in {dtype}"
         )));
     }
     Ok(())

@@ -215,17 +215,19 @@ fn lay_out(file: &File, meta: &WellMeta) -> hdf5_metno::Result<Vec<Field>> {
 
     let dimensions = file.create_group(DIMENSIONS)?;
     texts(&dimensions, SPATIAL_DIMS, meta.dims.iter().map(|dim| &*dim.name))?;
-    let unit = |name: &str| {
-        let own = meta.coordinate_units.iter().find(|(own, _)| own == name);
-        own.map(|(_, unit)| unit.as_str())
+    let unit = |name: &str| meta.coordinate_unit(name);
+    let times = match meta.has_double_times() {
+        true => plain(&dimensions).with_data(&meta.times).create(TIME)?,
+        false => plain(&dimensions).with_data(&single(&meta.times)).create(TIME)?,
     };
-    let times = coordinates(&dimensions, TIME, (&meta.times, unit(TIME)), true)?;
+    described(&times, unit(TIME), true)?;
     if let Some(calendar) = &meta.calendar {
         text(&times, CALENDAR, calendar)?;
     }
     let conditions = file.create_group(BOUNDARY_CONDITIONS)?;
     for dim in &meta.dims {
-        let _ = coordinates(&dimensions, &dim.name, (&dim.coordinates, unit(&dim.name)), false)?;
+        let points = plain(&dimensions).with_data(&single(&dim.coordinates)).create(dim.name.as_str())?;
+        described(&points, unit(&dim.name), false)?;
         if dim.periodic {
             periodic(&conditions, &dim.name, dim.coordinates.len())?;
         }
@@ -271,24 +273,14 @@ fn plain(group: &Group) -> hdf5_metno::DatasetBuilder {
     group.new_dataset_builder().obj_track_times(false)
 }
 
-fn coordinates(
-    dimensions: &Group,
-    name: &str,
-    (values, unit): (&[f64], Option<&str>),
-    of_time: bool,
-) -> hdf5_metno::Result<Dataset> {
-    let stored: Vec<f32> = values.iter().map(|&value| value as f32).collect();
-    let is_exact = stored.iter().zip(values).all(|(&stored, &value)| f64::from(stored) == value);
-    // Dates have more digits than float32.
-    let dataset = match of_time && unit.is_some() && !is_exact {
-        true => plain(dimensions).with_data(values).create(name)?,
-        false => plain(dimensions).with_data(&stored).create(name)?,
-    };
-    varying(&dataset, false, of_time)?;
-    if let Some(unit) = unit {
-        text(&dataset, UNITS, unit)?;
-    }
-    Ok(dataset)
+fn single(values: &[f64]) -> Vec<f32> {
+    values.iter().map(|&value| value as f32).collect()
+}
+
+/// Writes the attributes of coordinates, or of times.
+fn described(dataset: &Dataset, unit: Option<&str>, of_time: bool) -> hdf5_metno::Result<()> {
+    varying(dataset, false, of_time)?;
+    unit.map_or(Ok(()), |unit| text(dataset, UNITS, unit))
 }
 
 /// A condition that both ends of a dim are the same place. Its values mean nothing, but belong to the format.

@@ -55,6 +55,7 @@ impl ZarrArrays {
             let name = path.file_stem().map_or("data".into(), |stem| stem.to_string_lossy());
             let _ = nodes.insert(format!("/{name}"), root);
         }
+        let nodes = nodes.into_iter().map(|(name, node)| (name, node.with_integer_times())).collect();
         let fills = missing == MissingChunks::Fill;
         Ok(Self { path: path.to_owned(), store, nodes, fills, opened: Mutex::default() })
     }
@@ -228,6 +229,10 @@ impl Arrays for ZarrArrays {
     fn names(&self) -> Vec<String> {
         let numbers = self.nodes.iter().filter(|(_, node)| kind(node).is_some());
         numbers.map(|(name, _)| name.trim_start_matches('/').to_owned()).collect()
+    }
+
+    fn all_names(&self) -> Vec<String> {
+        self.nodes.keys().map(|name| name.trim_start_matches('/').to_owned()).collect()
     }
 
     fn info(&self, name: &str) -> Result<ArrayInfo> {

@@ -30,6 +30,57 @@ pub(super) enum Version {
     V3,
 }
 
+impl Node {
+    /// Describes times of NumPy's dtype datetime64 as what is stored: integers, in a unit since 1970. Other arrays, and datetime64 in
+    /// months or years, are unchanged.
+    pub(super) fn with_integer_times(mut self) -> Self {
+        let Some((order, count, unit)) = self.datetime() else { return self };
+        let (unit, scale) = match unit.as_str() {
+            "W" => ("weeks", 1.0),
+            "D" => ("days", 1.0),
+            "h" => ("hours", 1.0),
+            "m" => ("minutes", 1.0),
+            "s" => ("seconds", 1.0),
+            "ms" => ("milliseconds", 1.0),
+            "us" | "μs" => ("microseconds", 1.0),
+            // CF has no nanoseconds.
+            "ns" => ("microseconds", 1e-3),
+            _ => return self,
+        };
+        let (key, dtype, not_a_time) = match self.version {
+            Version::V2 => ("dtype", format!("{order}i8"), Value::Null),
+            Version::V3 => ("data_type", "int64".to_owned(), i64::MIN.into()),
+        };
+        self.array[key] = dtype.into();
+        if !self.array["fill_value"].is_i64() {
+            self.array["fill_value"] = not_a_time;
+        }
+        let facts: [(&str, Value); 3] = [
+            ("units", format!("{unit} since 1970-01-01").into()),
+            ("calendar", "proleptic_gregorian".into()),
+            ("scale_factor", (scale * count).into()),
+        ];
+        self.attributes.extend(facts.map(|(name, value)| (name.to_owned(), value)));
+        self
+    }
+
+    /// Byte order, number of units and unit of the dtype datetime64.
+    fn datetime(&self) -> Option<(char, f64, String)> {
+        if self.version == Version::V3 {
+            let dtype = self.array.get("data_type")?;
+            let own = dtype.get("configuration").filter(|_| dtype["name"] == "numpy.datetime64")?;
+            let count = own.get("scale_factor").and_then(Value::as_f64).unwrap_or(1.0);
+            return Some(('<', count, own.get("unit")?.as_str()?.to_owned()));
+        }
+        let text = self.array.get("dtype")?.as_str()?;
+        let order = text.chars().next().filter(|order| ['<', '>'].contains(order))?;
+        let unit = text[1..].strip_prefix("M8[")?.strip_suffix(']')?;
+        let digits = unit.len() - unit.trim_start_matches(|letter: char| letter.is_ascii_digit()).len();
+        let count = if digits == 0 { 1.0 } else { unit[..digits].parse().ok()? };
+        Some((order, count, unit[digits..].to_owned()))
+    }
+}
+
 /// Reads the metadata of all arrays, by path. An array at the root has the name of the store.
 ///
 /// # Errors

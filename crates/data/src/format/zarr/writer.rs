@@ -123,7 +123,6 @@ impl ZarrWriter {
             let taken = axes.contains(&name.as_str())
                 || has_times && name == TIME
                 || content.channel_axes().iter().any(|axis| axis.name == *name)
-                || name.starts_with(CHANNEL)
                 || !is_name(name);
             if taken || made.iter().any(|known: &Variable| known.name == *name) {
                 return Err(Error::Invalid(format!("{name:?} cannot be the name of an array in this store")));
@@ -228,13 +227,7 @@ impl ZarrWriter {
         };
         for dim in dims {
             let unit = dim.unit.as_deref();
-            let degrees = unit.filter(|unit| unit.starts_with("degree"));
-            let standard = match degrees {
-                Some(unit) if unit.contains("north") => Some("latitude"),
-                Some(unit) if unit.contains("east") => Some("longitude"),
-                _ => None,
-            };
-            let mut attributes = text(&[(UNITS, unit), ("standard_name", standard)]);
+            let mut attributes = text(&[(UNITS, unit), ("standard_name", dim.standard_name())]);
             if dim.periodic {
                 let _ = attributes.insert(PERIODIC.to_owned(), true.into());
             }
