@@ -586,7 +586,7 @@ fn a_prediction_replaces_no_file_of_the_run() {
 #[case(&["--start", "6"], 2, "has the frames 0 to 5; --start=0")]
 #[case(&["--checkpoint", "worst"], 3, "--checkpoint is \"worst\": worst does not exist")]
 #[case(&["--set", "data.predict=frame"], 2, "was trained with data.predict = change")]
-#[case(&["--set", "model.activation_fn=relu"], 2, "was trained with model.activation_fn = gelu, and is to predict with relu")]
+#[case(&["--set", "model.activation_fn=relu"], 2, "was trained with model.activation_fn = gelu, but the configuration has relu")]
 #[case(&["--checkpoint", "best"], 3, "no checkpoint in ")]
 fn predictions_of_nothing_are_refused(#[case] args: &[&str], #[case] code: i32, #[case] words: &str) {
     let folder = tempdir().unwrap();

@@ -52,8 +52,8 @@ pub(crate) fn lost_steps(data: &dyn Dataset) -> Option<String> {
     let (all, cut) = (data.uncut_times()?.len().saturating_sub(1), data.times()?.len().saturating_sub(1));
     let lost = all.checked_rem(cut).filter(|lost| *lost > 0)?;
     Some(format!(
-        "the last {lost} of {all} steps of each trajectory of {} are left out: pieces have {cut} steps (`cut`); choose a divisor of {all} to \
-         use all",
+        "the last {lost} of {all} steps of each trajectory of {} are left out: segments have {cut} steps; set `cut` to a divisor \
+         of {all} to use all",
         data.path().display()
     ))
 }
@@ -129,8 +129,8 @@ mod tests {
         let found = lost_steps(&Cut(times.clone(), 3)).unwrap();
         assert_eq!(
             found,
-            "the last 1 of 7 steps of each trajectory of series.nc are left out: pieces have 3 steps (`cut`); choose a divisor of 7 to use \
-             all"
+            "the last 1 of 7 steps of each trajectory of series.nc are left out: segments have 3 steps; set `cut` to a divisor \
+             of 7 to use all"
         );
         assert_eq!(lost_steps(&Cut(times, 7)), None);
     }

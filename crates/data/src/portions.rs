@@ -64,8 +64,8 @@ fn within(data: &Arc<dyn Dataset>, frames: &Range<usize>) -> Result<Arc<dyn Data
 }
 
 /// Cuts a range of samples into portions to take statistics of, each of about 64 MiB: of several samples, or of frames of one sample
-/// that is larger. A portion has at least one frame. Portions depend on the data set alone: ranks that read some of them each merge
-/// ([`Statistics::merged`]) the same numbers, whatever their number.
+/// that is larger. A portion has at least one frame. Portions depend on the data set alone, so [`Statistics::merged`] gives
+/// the same numbers for any number of ranks.
 ///
 /// # Errors
 /// Variables that the data set does not have.

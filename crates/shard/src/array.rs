@@ -136,7 +136,7 @@ impl Local for ShardTensor {
     }
 
     fn num_shards(&self, dims: &[usize]) -> usize {
-        let split = |placement: &Placement| matches!(placement, Placement::Shard(dim) if dims.contains(dim));
+        let split = |placement: &Placement| placement.dim().is_some_and(|dim| dims.contains(&dim));
         let axes = self.layout().placements().iter().zip(self.layout().mesh().shape());
         axes.filter_map(|(placement, ranks)| split(placement).then_some(ranks)).product()
     }

@@ -347,10 +347,8 @@ impl Trainer {
         }
         let denoiser = self.denoiser.clone().or_else(|| config.denoises());
         let named = Self { denoiser, ..self };
-        let mut model = json!(config);
+        let mut model = serde_json::to_value(config)?;
         if let Some(keys) = model.as_object_mut() {
-            // Says how much memory a run may take, not what it computes.
-            keys.remove("gradient_checkpointing");
             keys.insert("type".to_owned(), C::NAME.into());
         }
         let parts = Parts { model, sharding: &sharding, finer };
@@ -416,7 +414,7 @@ impl Trainer {
         }
         let mut config = self.config;
         config.task = json!(objective);
-        if config.data.is_null() {
+        if config.data.is_null() && self.augment != Augment::None {
             config.data = json!({ "augment": self.augment });
         }
         config.data_parallel.broadcast_buffers |= manager.broadcast_buffers();

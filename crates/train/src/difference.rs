@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-/// A key with another value on each side. It displays as `KEY SAVED, this run has NOW`.
+/// Key whose value differs between a checkpoint and this run. Displays as `KEY SAVED, this run has NOW`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Difference {
     /// The key, such as `model.depth`; inner keys are named as far as both sides have the table.
@@ -47,6 +47,13 @@ impl fmt::Display for Shown<'_> {
 pub fn differences(saved: &Value, now: &Value) -> Vec<Difference> {
     let mut found = Vec::new();
     collect("", saved, now, &mut found);
+    found
+}
+
+/// Compares two identities of runs. How much memory a run may take, in a model or one inside it, is no part of them.
+pub fn identity_differences(saved: &Value, now: &Value) -> Vec<Difference> {
+    let mut found = differences(saved, now);
+    found.retain(|difference| difference.key.rsplit('.').next() != Some("gradient_checkpointing"));
     found
 }
 

@@ -123,7 +123,7 @@ pub use self::builder::{Trainer, Window, Windows, on_mesh};
 pub use self::clip::{clip_grad_norm, grad_norm};
 pub use self::config::Precision;
 pub use self::data_parallel::{DataParallel, DataParallelConfig, Overlap};
-pub use self::difference::{Difference, differences};
+pub use self::difference::{Difference, differences, identity_differences};
 pub use self::error::{Error, Result};
 pub use self::exit_reason::{exit_reason, main};
 pub use self::field_model::FieldModel;

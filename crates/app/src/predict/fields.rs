@@ -86,8 +86,8 @@ impl Prediction<'_> {
         if self.start + self.steps >= frames && time_step(&*source.data, &*source.parts.train.data).is_none()
         {
             bail!(Exit::Usage.because(format!(
-                "the time step beyond the last frame of {} is not known: neither it nor the training data {} has two frames in the \
-                 same unit of time; give data with the frame before",
+                "the time step beyond the last frame of {} is unknown: it has one frame, and the training data {} have no time \
+                 step in a convertible unit; give data with at least two frames",
                 source.path(),
                 source.parts.train.data.path().display()
             )));

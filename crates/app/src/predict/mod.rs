@@ -19,7 +19,7 @@ use isobar_data::Parts;
 use isobar_manager::config::{Resolved, agree};
 use isobar_manager::{DistributedManager, logging};
 use isobar_train::checkpoint::{self, CheckpointSelector, Checkpoints, Contents, Keep, Loaded};
-use isobar_train::{Difference, Error, FieldLayout, FieldModel, Forward, Parameters, differences};
+use isobar_train::{Difference, Error, FieldLayout, FieldModel, Forward, Parameters, identity_differences};
 use serde_json::Value;
 use tch::Tensor;
 
@@ -328,7 +328,7 @@ impl Prediction<'_> {
         let known = last - start + 1;
         if steps > known && !source.names.forcings.is_empty() {
             bail!(Exit::Usage.because(format!(
-                "{steps} steps from frame {start} are asked for, but {} has the forcings {:?} for {known} only: --steps={known}",
+                "{steps} steps from frame {start} need more frames than {} has of the forcings {:?}; use --steps={known}",
                 source.path(),
                 source.names.forcings
             )));
@@ -413,11 +413,11 @@ impl Prediction<'_> {
         };
         let data = both("data").map_or_else(Vec::new, |(trained, now)| run::other_meaning(trained, now));
         let data = data.into_iter().filter(|difference| !of_gaps(difference)).map(|found| ("data", found));
-        let model = both("model").map_or_else(Vec::new, |(trained, now)| differences(trained, now));
+        let model = both("model").map_or_else(Vec::new, |(trained, now)| identity_differences(trained, now));
         match data.chain(model.into_iter().map(|found| ("model", found))).next() {
             None => Ok(()),
             Some((table, Difference { key, saved, now })) => bail!(Exit::Usage.because(format!(
-                "{} was trained with {table}.{key} = {}, and is to predict with {}; {}",
+                "{} was trained with {table}.{key} = {}, but the configuration has {}; {}",
                 folder.display(),
                 run::shown(&saved),
                 run::shown(&now),

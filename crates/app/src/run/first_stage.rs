@@ -174,6 +174,12 @@ fn trained(settings: &objective::FirstStage, second: &Config) -> Result<ModelCon
     if [&first, second].iter().any(|stage| stage.data.predict != Predict::Frame) {
         return refuse("and data.predict is \"change\" in one of both; expected \"frame\"".to_owned());
     }
+    if first.data.missing != second.data.missing {
+        let [own, here] = [&first, second].map(|stage| format!("{:?}", stage.data.missing).to_lowercase());
+        return refuse(format!(
+            "trained with data.missing = {own}, and the denoiser has {here}; give both the same"
+        ));
+    }
     match other_meaning(&meaning(&first.data), &meaning(&second.data)).into_iter().next() {
         None => Ok(first.model),
         Some(Difference { key, saved, now }) => refuse(format!(
@@ -278,7 +284,7 @@ mod tests {
         let mut second = Config::default();
         second.data.predict = Predict::Frame;
         second.data.missing = isobar_data::Missing::Fill;
-        for (first, words) in [("error", "data.fill = unset"), ("fill", "data.fill = 2.5")] {
+        for (first, words) in [("error", "data.missing = error"), ("fill", "data.fill = 2.5")] {
             let text = format!("[data]\npredict = \"frame\"\nmissing = \"{first}\"\nfill = 2.5\n");
             std::fs::write(folder.path().join("config.toml"), text).unwrap();
             let error = trained(&settings(folder.path()), &second).unwrap_err().to_string();

@@ -1,7 +1,7 @@
-//! The values that say what a network's numbers mean: its model, and the meaning of its data. A run resumes, predicts and follows a
-//! first stage with the same values only.
+//! Identity of a run: the settings of its model and the meaning of its data. Resuming, predicting and a second stage require an
+//! equal identity.
 //!
-//! It depends on the configuration alone.
+//! The identity is computed from the configuration alone.
 
 use anyhow::Result;
 use isobar_data::Missing;
@@ -16,12 +16,7 @@ const STORED: [&str; 2] = ["format", "target.format"];
 
 /// The model and the meaning of its data, as checkpoints keep them.
 pub(crate) fn identity(config: &Config) -> Result<Value> {
-    let mut model = serde_json::to_value(&config.model)?;
-    if let Some(model) = model.as_object_mut() {
-        // Says how much memory a run may take, not what it computes.
-        model.remove("gradient_checkpointing");
-    }
-    Ok(json!({ "data": meaning(&config.data), "model": model }))
+    Ok(json!({ "data": meaning(&config.data), "model": serde_json::to_value(&config.model)? }))
 }
 
 /// The meaning of the data. Keys that are not set are left out, so that runs of earlier versions resume.
@@ -70,6 +65,12 @@ pub(crate) fn other_meaning(saved: &Value, now: &Value) -> Vec<Difference> {
     // What training adds to the meaning of its data follows from the rest.
     let ignored = [&STORED[..], &["statistics", "changes"]].concat();
     found.retain(|difference| !ignored.contains(&&*difference.key));
+    for difference in &mut found {
+        // Masked points have the value of `data.fill`.
+        if difference.key == "mask" && !difference.saved.is_null() && !difference.now.is_null() {
+            difference.key = "fill".to_owned();
+        }
+    }
     found
 }
 

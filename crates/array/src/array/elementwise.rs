@@ -228,7 +228,8 @@ impl Binary {
 ///
 /// # Errors
 ///
-/// All methods fail alike: a dtype that the function does not take, shapes that do not broadcast; on sharded arrays also an exchange that fails.
+/// All methods fail on a dtype that the function does not take and on shapes that do not broadcast; on sharded arrays also if an
+/// exchange fails.
 #[expect(
     clippy::missing_errors_doc,
     reason = "all fail alike: kinds that the function lacks, shapes that do not broadcast"

@@ -10,7 +10,8 @@ use crate::error::Result;
 ///
 /// # Errors
 ///
-/// All methods fail alike: a dim, an extent or an index that does not exist, indices of another dtype; on sharded arrays also an exchange that fails.
+/// All methods fail alike: a dim, an extent or an index that does not exist, indices of another dtype;
+/// on sharded arrays also an exchange that fails.
 #[expect(clippy::missing_errors_doc, reason = "all fail alike: dims, extents or indices that do not exist")]
 pub trait Index: Sized {
     /// The elements at the places along `dim` that `index` names, of its shape.

@@ -32,7 +32,8 @@ impl Default for Conv2d {
 ///
 /// # Errors
 ///
-/// All methods fail alike: shapes that do not fit, dtypes that differ; on sharded arrays also an exchange that fails.
+/// All methods fail alike: shapes that do not fit, dtypes that differ;
+/// on sharded arrays also an exchange that fails.
 #[expect(clippy::missing_errors_doc, reason = "all fail alike: shapes that do not fit, kinds that differ")]
 pub trait Linear: Sized {
     /// x Wᵀ + b over the last dim: `weight` `[out, in]`, `bias` `[out]`.

@@ -11,7 +11,8 @@ use crate::error::Result;
 ///
 /// # Errors
 ///
-/// All methods fail alike: shapes or dtypes that do not fit, numbers out of range; on sharded arrays also an exchange that fails.
+/// All methods fail alike: shapes or dtypes that do not fit, numbers out of range;
+/// on sharded arrays also an exchange that fails.
 #[expect(
     clippy::missing_errors_doc,
     reason = "all fail alike: shapes or kinds that do not fit, numbers out of range"

@@ -141,7 +141,8 @@ impl Statistic {
 ///
 /// # Errors
 ///
-/// All methods fail alike: a dim that does not exist, a dtype without the statistic; on sharded arrays also an exchange that fails.
+/// All methods fail alike: a dim that does not exist, a dtype without the statistic;
+/// on sharded arrays also an exchange that fails.
 #[expect(
     clippy::missing_errors_doc,
     reason = "all fail alike: dims that do not exist, kinds without the statistic"

@@ -11,7 +11,8 @@ use crate::windowed::PadMode;
 ///
 /// # Errors
 ///
-/// All methods fail alike: a dim or an index that does not exist, extents that do not fit; on sharded arrays also an exchange that fails.
+/// All methods fail alike: a dim or an index that does not exist, extents that do not fit;
+/// on sharded arrays also an exchange that fails.
 #[expect(clippy::missing_errors_doc, reason = "all fail alike: dims, extents or indices that do not exist")]
 pub trait Shape: Sized {
     /// The elements, in row-major order, as another shape; one extent may be −1.

@@ -25,7 +25,8 @@ pub struct Modes {
 ///
 /// # Errors
 ///
-/// All methods fail alike: a dtype below single precision, a dim or modes that do not exist; on sharded arrays also an exchange that fails.
+/// All methods fail alike: a dtype below single precision, a dim or modes that do not exist;
+/// on sharded arrays also an exchange that fails.
 #[expect(
     clippy::missing_errors_doc,
     reason = "all fail alike: dtypes below single, dims or modes that do not exist"

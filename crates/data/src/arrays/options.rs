@@ -28,8 +28,8 @@ pub struct ArrayOptions {
     pub coordinates: BTreeMap<String, String>,
     /// Spatial dims whose first point follows the last. Longitudes that go around the globe are found by their unit.
     pub periodic: Vec<String>,
-    /// Cut each trajectory into pieces of this many steps. The last frame of a piece is the first of the next; steps after the last
-    /// complete piece are left out, with a warning.
+    /// Number of steps of the segments into which each trajectory is split. The last frame of a segment is the first of the next;
+    /// steps after the last complete segment are left out, with a warning.
     #[schemars(range(min = 1))]
     pub cut: Option<usize>,
 }

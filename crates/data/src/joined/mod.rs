@@ -115,7 +115,11 @@ impl Joined {
             starts,
             samples,
             times,
-            uncut_times: with_gap.or_else(|| first.uncut_times().map(<[f64]>::to_vec)),
+            // Of files along time, `times` are those of all.
+            uncut_times: match along {
+                Join::Sample => with_gap.or_else(|| first.uncut_times().map(<[f64]>::to_vec)),
+                Join::Time => None,
+            },
             time_unit: first.time_unit().cloned(),
             dims: first.dims().to_vec(),
             variables,

@@ -124,7 +124,7 @@ pub enum RankOutcome {
     Blocked(String),
     /// It ended because of other ranks: a deadline, a lost connection.
     GaveUp(String),
-    /// It never connected to the rank that watches: it was lost before, or cannot reach it.
+    /// It never connected to the watchdog: it was lost before it could, or cannot reach the watchdog's rank.
     Absent,
     /// It ended in good order.
     Ended,

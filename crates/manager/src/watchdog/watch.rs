@@ -335,8 +335,11 @@ impl Watch {
         unwell
     }
 
-    /// The ranks that never connected to this one.
+    /// The ranks that never connected; none where this rank took over, and not all have come to it.
     fn absent(&self) -> Vec<Peer> {
+        if self.took_over.is_some() {
+            return Vec::new();
+        }
         let contacts = self.channel.contacts.iter().enumerate();
         let peers = contacts.map(|(rank, contact)| contact.peer(rank, RankOutcome::Absent));
         peers.filter(|peer| !self.peers.known.contains_key(&peer.rank) && self.is_new(peer)).collect()

@@ -184,7 +184,7 @@ pub struct DitAttention {
     pub qkv_bias: Option<bool>,
     /// Of attention in windows: layer norm of queries and keys, without parameters. Off where not given.
     pub qk_norm: Option<bool>,
-    /// Of attention in windows: implementation of that norm; `layernorm_backend` where not given. The numbers are the same.
+    /// Of attention in windows: implementation of the norm `qk_norm`; `layernorm_backend` where not given. Results are the same.
     pub norm_layer: Option<LayerNormBackend>,
     /// Of `natten2d_rope`: base of the frequencies; 10000 where not given.
     pub rope_theta: Option<f64>,

@@ -133,8 +133,9 @@ pub trait Architecture:
     /// A key that does not fit, with the `--set` that mends it.
     fn check(&self, fields: &FieldSpec) -> Result<()>;
 
-    /// Keys that were given another value than their default, though the model does not read them, by their paths below `model`, such
-    /// as `encoder.conv_block.enable_nhwc`: configurations of the original model have them. `isobar train` warns of them.
+    /// Returns the keys without effect that are not at their default, by their paths below `model`, such as
+    /// `encoder.conv_block.enable_nhwc`. They are accepted for configurations of the original model; `isobar train` warns of
+    /// them.
     fn unread(&self) -> Vec<String> {
         Vec::new()
     }

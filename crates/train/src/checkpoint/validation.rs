@@ -1,4 +1,4 @@
-//! Which validation errors of a run's checkpoints are comparable.
+//! Comparability of the validation errors of a run's checkpoints.
 
 use super::RunState;
 use crate::variables::VariableError;

@@ -428,8 +428,9 @@ impl FullySharded {
         self.pass(loss, true)
     }
 
-    /// The backward pass of a part of a step (gradient accumulation): gradients are summed along the axis `shard` only, and over the
-    /// other axes in the step's last pass, [`backward`](Self::backward). Until then they are not in those of the parts.
+    /// Runs backward for a micro-batch that is not the last of its step (gradient accumulation). Gradients are summed along the
+    /// axis `shard` only; [`backward`](Self::backward) of the last micro-batch sums them over the other axes and adds them to the
+    /// gradients of the shards.
     ///
     /// # Errors
     ///

@@ -16,7 +16,8 @@ use crate::error::{Context, Error, Result};
 /// not.
 ///
 /// It compares amplitudes at each scale, not phases: use it beside another loss, which it keeps from blurring small scales. Fields
-/// are taken as periodic. Masked points count as zero in both fields. Spectra are those of normalised values, of changes too.
+/// are taken as periodic. Masked points count as zero in both fields. Spectra are of normalised
+/// fields; with `data.predict = "change"`, of the predicted field, not of its change.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Spectral {

@@ -71,9 +71,9 @@ impl Averaged {
         self.averages.first().is_some_and(Average::begun)
     }
 
-    /// Sets the number of steps that the run has taken, steps that are left out included, before the next [`step`](Optimizer::step).
-    /// It is the origin of averages that begin with that step. Those of an earlier version's checkpoint count as if no step had been
-    /// left out.
+    /// Sets the number of steps of the run before the next [`step`](Optimizer::step), skipped steps included. Averages that
+    /// begin with that step have it as their origin. Averages from checkpoints of earlier versions, which lack an origin, get
+    /// one as if no step had been skipped.
     pub fn set_run_step(&mut self, step: u64) {
         for average in &mut self.averages {
             average.origin = match average.begun() {

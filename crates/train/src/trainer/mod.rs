@@ -77,9 +77,9 @@ pub struct FitConfig {
     pub progress: ProgressMode,
     /// The resolved configuration as TOML, kept in every checkpoint and, unless it is empty, in `config.toml` in the folder.
     pub resolved: String,
-    /// Other values that a checkpoint should carry. Of those that both have, a run that resumes must have the normalizers `input`,
-    /// `target`, `change`, `forcing` and `fixed` of the checkpoint; with another `baseline`, the errors of a prediction without a
-    /// network, it validates on other data, and its lowest error begins anew.
+    /// Other values that a checkpoint should carry. A resumed run must have the checkpoint's normalizers `input`, `target`,
+    /// `change`, `forcing` and `fixed`, as far as both have them. `baseline` holds the errors of a prediction without a network:
+    /// if it differs, the validation data are others, and the lowest validation error is discarded.
     pub extra: serde_json::Value,
     /// Values that a resumed run must share, besides seed, samples and batch size: an object, compared key by key. The keys
     /// `channels` and `model` are ignored if the checkpoint lacks them.
@@ -335,7 +335,9 @@ impl<'a, T: Task> Run<'a, T> {
                 metric.as_deref().unwrap_or("relative L2 error")
             );
         } else if best != state.best {
-            tracing::warn!("the lowest validation error so far is left out: it is of other validation data");
+            tracing::warn!(
+                "the lowest validation error so far is discarded: it was measured on other validation data"
+            );
         }
         let state = RunState {
             best,

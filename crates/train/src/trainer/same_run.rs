@@ -6,7 +6,7 @@ use isobar_data::Normalizer;
 use serde_json::Value;
 
 use crate::checkpoint::RunState;
-use crate::difference::{Difference, differences};
+use crate::difference::{Difference, identity_differences};
 use crate::error::{Error, Result};
 
 /// Key of the channels in an identity.
@@ -77,7 +77,7 @@ pub(super) fn other_channels(saved: &Value, now: &Value) -> Vec<Difference> {
 
 /// Differences of two identities.
 fn identities(saved: &Value, now: &Value) -> Vec<Difference> {
-    let mut found = differences(saved, now);
+    let mut found = identity_differences(saved, now);
     found.retain(|difference| {
         let Difference { key, saved, now } = difference;
         // Checkpoints of earlier versions have no channels or no model, and some files no units.
@@ -106,7 +106,7 @@ fn other_scales(saved: &Value, now: &Value) -> Vec<String> {
         let (saved, now) = (scales(saved, key)?, scales(now, key)?);
         (!saved.is_close_to(&now)).then(|| {
             format!(
-                "{what} of mean {:?} and standard deviation {:?}, this run has {:?} and {:?}: its training data are others",
+                "{what} of mean {:?} and standard deviation {:?}, this run has {:?} and {:?}: its training data differ",
                 saved.mean(),
                 saved.std(),
                 now.mean(),
@@ -167,7 +167,7 @@ mod tests {
             None => checked.unwrap(),
             Some(words) => {
                 let error = checked.unwrap_err().to_string();
-                assert!(error.contains(words) && error.contains("its training data are others"), "{error}");
+                assert!(error.contains(words) && error.contains("its training data differ"), "{error}");
             }
         }
     }

@@ -170,8 +170,8 @@ fn other_rate(state: &RunState, config: &FitConfig) -> Option<String> {
     let (old, new) = (rate(before)?, rate(now)?);
     ((old - new).abs() > 0.01 * old.max(new)).then(|| {
         format!(
-            "{EPOCHS} was {before} and is {now}, on which the schedule depends: the learning rate of step {} goes from {old:.3e} to \
-             {new:.3e}; to continue at one rate, --set schedule.type=constant",
+            "{EPOCHS} changed from {before} to {now}, so the schedule changes: at step {} the learning rate jumps from \
+             {old:.3e} to {new:.3e}; for a constant rate, --set schedule.type=constant",
             state.step
         )
     })
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(longer(Constant { warmup_epochs: 0.0 }.into()), [""; 0]);
         let found = longer(Cosine { warmup_epochs: 0.0, min_factor: 0.0 }.into());
         assert_eq!(found.len(), 1, "{found:?}");
-        let words = "train.epochs was 6 and is 12, on which the schedule depends: the learning rate of step 84 goes from 0.000e0 to 5.000e-4";
+        let words = "train.epochs changed from 6 to 12, so the schedule changes: at step 84 the learning rate jumps from 0.000e0 to 5.000e-4";
         assert!(found[0].starts_with(words), "{found:?}");
     }
 

@@ -23,8 +23,8 @@ register!(PdeBench);
 pub(crate) struct PdeBenchOptions {
     /// Spatial dims whose first point follows the last: ["x"] for advection and Burgers' equation, ["x", "y"] for most flows in 2-D.
     periodic: Vec<String>,
-    /// Cut each trajectory into pieces of this many steps. The last frame of a piece is the first of the next; steps after the last
-    /// complete piece are left out, with a warning.
+    /// Number of steps of the segments into which each trajectory is split. The last frame of a segment is the first of the next;
+    /// steps after the last complete segment are left out, with a warning.
     #[schemars(range(min = 1))]
     cut: Option<usize>,
 }

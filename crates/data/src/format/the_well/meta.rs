@@ -142,7 +142,7 @@ impl WellMeta {
     }
 }
 
-/// As they are stored, in float64 or float32: points that are too close become one.
+/// Checks that points are finite and ascending as stored, in float64 or float32: rounding can merge close points.
 fn ascending(name: &str, values: &[f64], is_double: bool) -> Result<()> {
     let stored: Vec<f64> =
         values.iter().map(|&value| if is_double { value } else { f64::from(value as f32) }).collect();
@@ -150,7 +150,7 @@ fn ascending(name: &str, values: &[f64], is_double: bool) -> Result<()> {
     if values.is_empty() || !finite || stored.windows(2).any(|pair| pair[0] >= pair[1]) {
         let dtype = if is_double { "float64" } else { "float32" };
         return Err(Error::Invalid(format!(
-            "the points of `{name}` are not at least one finite number, ascending in {dtype}"
+            "the points of `{name}` must be finite and ascending in {dtype}, at least one"
         )));
     }
     Ok(())

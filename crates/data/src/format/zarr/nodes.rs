@@ -55,10 +55,11 @@ impl Node {
         if !self.array["fill_value"].is_i64() {
             self.array["fill_value"] = not_a_time;
         }
-        let facts: [(&str, Value); 3] = [
+        let facts: [(&str, Value); 4] = [
             ("units", format!("{unit} since 1970-01-01").into()),
             ("calendar", "proleptic_gregorian".into()),
             ("scale_factor", (scale * count).into()),
+            ("_FillValue", i64::MIN.into()),
         ];
         self.attributes.extend(facts.map(|(name, value)| (name.to_owned(), value)));
         self

@@ -116,9 +116,9 @@ impl Over {
 impl ShardTensor {
     /// `statistic` over `dims` (all, where none are named), which stay with extent 1 where `keepdim`.
     ///
-    /// Each rank takes it of its part; over split dims, sums and means come out as partial sums, which cost nothing until an
-    /// operator needs their values, and the others are merged from one small exchange; so do sums and means of a partial sum, which
-    /// is not reduced before. Partial sums and means of 16 bits are
+    /// Each rank takes it of its part; over split dims, sums and means are returned as partial sums, which
+    /// cost nothing until an operator needs their values; other statistics are merged in one small exchange. A sum or mean of a
+    /// partial sum stays partial, without an earlier reduction. Partial sums and means of 16 bits are
     /// reduced immediately, in single precision. All ranks of the mesh call.
     ///
     /// # Errors
