@@ -388,7 +388,7 @@ fn a_file_that_could_not_be_read_is_not_made() {
     );
     assert_eq!(
         refusal(|meta| meta.times[1] = 1e-50),
-        "the points of `time` are not at least one finite number, ascending in float32"
+        "the points of `time` must be finite and ascending in float32, at least one"
     );
     let missing = folder.path().join("no/such/never.h5");
     assert!(matches!(WellWriter::create(missing, &meta()).unwrap_err(), Error::Missing { .. }));
