@@ -31,15 +31,14 @@ impl Unfinished {
         let failed = |error| Error::io(target, "create it", error);
         let (parent, name) = place(target)?;
         // The default mode of new folders, less the umask, so that others can read results.
-        let folder = tempfile::Builder::new()
-            .prefix(&format!(".{name}"))
-            .suffix(".partial")
-            .permissions(Permissions::from_mode(0o777))
-            .tempdir_in(parent)
-            .map_err(failed)?;
-        let path = std::path::absolute(folder.keep()).map_err(failed)?;
-        let partial = Some(Partial::new(&path));
-        Ok(Self { path, target: target.to_owned(), plan: None, is_kept: false, _partial: partial })
+        let prefix = format!(".{name}");
+        let mut temporary = tempfile::Builder::new();
+        let _ = temporary.prefix(&prefix).suffix(".partial").permissions(Permissions::from_mode(0o777));
+        let (partial, ()) =
+            Partial::created(|| Ok((std::path::absolute(temporary.tempdir_in(parent)?.keep())?, ())))
+                .map_err(failed)?;
+        let (path, target) = (partial.path().to_owned(), target.to_owned());
+        Ok(Self { path, target, plan: None, is_kept: false, _partial: Some(partial) })
     }
 
     /// Creates the folder for `plan`, or reopens the one of an interrupted writer with the same plan; the flag is true if it was

@@ -31,6 +31,24 @@ impl Partial {
         PATHS.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_owned());
         Self(path.to_owned())
     }
+
+    /// Registers the path that `create` makes, with what else it returns. [`remove_partial`] waits until it is registered: no process
+    /// that is told to end in between leaves it behind.
+    ///
+    /// # Errors
+    ///
+    /// That of `create`.
+    pub fn created<T, E>(create: impl FnOnce() -> Result<(PathBuf, T), E>) -> Result<(Self, T), E> {
+        let mut paths = PATHS.lock().unwrap_or_else(PoisonError::into_inner);
+        let (path, other) = create()?;
+        paths.insert(path.clone());
+        Ok((Self(path), other))
+    }
+
+    /// The path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
 }
 
 impl Drop for Partial {

@@ -51,18 +51,17 @@ impl NewFile {
         };
         let mut prefix = OsString::from(".");
         prefix.push(name);
-        let file = tempfile::Builder::new()
-            .prefix(&prefix)
-            .suffix(".partial")
-            // The default mode of new files, less the umask, so that others can read results.
-            .permissions(Permissions::from_mode(0o666))
-            .tempfile_in(folder)
-            // The crate's error names the temporary file, which the user does not know.
-            .map_err(|error| {
-                error.raw_os_error().map_or(Error::from(error.kind()), Error::from_raw_os_error)
-            })?;
-        let (file, path) = file.into_parts();
-        let partial = Partial::new(&path);
+        let mut temporary = tempfile::Builder::new();
+        // The default mode of new files, less the umask, so that others can read results.
+        let _ = temporary.prefix(&prefix).suffix(".partial").permissions(Permissions::from_mode(0o666));
+        let (partial, (file, path)) = Partial::created(|| {
+            let parts = temporary.tempfile_in(folder)?.into_parts();
+            Ok((parts.1.to_path_buf(), parts))
+        })
+        // The crate's error names the temporary file, which the user does not know.
+        .map_err(|error: Error| {
+            error.raw_os_error().map_or(Error::from(error.kind()), Error::from_raw_os_error)
+        })?;
         Ok(Self { target: target.to_owned(), path, file, _partial: partial })
     }
 
