@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// A spatial dim of a data set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dim {
@@ -87,7 +89,7 @@ pub struct DataVariable {
 }
 
 /// Coordinates of the channels of a variable, such as pressure levels.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Levels {
     /// Name of the axis, such as `level`.
     pub name: String,

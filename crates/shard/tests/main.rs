@@ -14,6 +14,7 @@ mod halo;
 mod module;
 mod neighbours;
 mod never_wrong;
+mod norms;
 mod operators;
 mod periodic;
 mod provided;

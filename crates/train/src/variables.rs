@@ -15,12 +15,15 @@ pub struct Variable {
     /// Unit, if the data have one.
     #[serde(default)]
     pub unit: Option<String>,
+    /// Name of the variable of the data that it is a component or a level of; `None` if it has the same name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part_of: Option<String>,
 }
 
 impl Variable {
     /// A variable without a unit.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), unit: None }
+        Self { name: name.into(), ..Self::default() }
     }
 
     /// A number of this variable with its unit, of four significant digits.
@@ -28,7 +31,7 @@ impl Variable {
     /// ```
     /// use isobar_train::Variable;
     ///
-    /// let height = Variable { name: "height".into(), unit: Some("m".into()) };
+    /// let height = Variable { unit: Some("m".into()), ..Variable::new("height") };
     /// assert_eq!(height.quantity(136.52), "136.5 m");
     /// assert_eq!(Variable::new("u").quantity(0.25), "0.2500");
     /// ```

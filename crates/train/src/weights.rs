@@ -17,8 +17,8 @@ use crate::variables::Variable;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct WeightsConfig {
-    /// Weights of variables, 0 or more, by name: of a channel (`velocity_x`), or of all channels of a variable (`velocity`), whose names
-    /// add a level (`z_500`) or the component of a vector or tensor (`stress_xy`). Others have the weight 1. For example `{ u = 2.0 }`.
+    /// Weights of variables, 0 or more, by name: of a channel (`velocity_x`), or of all channels of a variable of the data
+    /// (`velocity`). Others have the weight 1. For example `{ u = 2.0 }`.
     pub variables: BTreeMap<String, f64>,
     /// Weights of levels, 0 or more, by the number that ends the names of their channels (`z_500`). Others have the weight 1. For
     /// example `{ "500" = 2.0 }`. Multiplied by the weights of variables.
@@ -283,7 +283,10 @@ fn channels(config: &WeightsConfig, variables: &[Variable]) -> Result<Vec<f64>> 
     }
     let names: Vec<&str> = variables.iter().map(|variable| &*variable.name).collect();
     for (key, found) in [
-        ("variables", config.variables.keys().find(|key| !names.iter().any(|name| is_of(name, key)))),
+        (
+            "variables",
+            config.variables.keys().find(|key| !variables.iter().any(|variable| is_of(variable, key))),
+        ),
         ("levels", config.levels.keys().find(|key| !names.iter().any(|name| level(name) == key.as_str()))),
     ] {
         if let Some(unknown) = found {
@@ -297,13 +300,13 @@ fn channels(config: &WeightsConfig, variables: &[Variable]) -> Result<Vec<f64>> 
             ));
         }
     }
-    let weight = |name: &&str| {
-        // The longest name is the nearest: a channel's own before its variable's.
-        let of_variable = config.variables.iter().filter(|(key, _)| is_of(name, key));
-        let of_variable = of_variable.max_by_key(|(key, _)| key.len()).map_or(1.0, |(_, weight)| *weight);
-        of_variable * config.levels.get(level(name)).copied().unwrap_or(1.0)
+    let weight = |variable: &Variable| {
+        // A channel's own weight counts before its variable's.
+        let whole = variable.part_of.as_ref().and_then(|name| config.variables.get(name));
+        let own = config.variables.get(&variable.name).or(whole).copied().unwrap_or(1.0);
+        own * config.levels.get(level(&variable.name)).copied().unwrap_or(1.0)
     };
-    let weights: Vec<f64> = names.iter().map(weight).collect();
+    let weights: Vec<f64> = variables.iter().map(weight).collect();
     let mean = weights.iter().sum::<f64>() / weights.len() as f64;
     if mean > 0.0 && mean.is_finite() {
         return Ok(weights.iter().map(|weight| weight / mean).collect());
@@ -312,22 +315,9 @@ fn channels(config: &WeightsConfig, variables: &[Variable]) -> Result<Vec<f64>> 
     Err(Error::invalid("train.weights", format!("weights {weights:?} of the channels {names:?}"), expected))
 }
 
-/// Returns whether a channel is the variable `key`, or a component or level of it. Other names may begin with that of a variable:
-/// `geopotential_at_surface` is no channel of `geopotential`.
-fn is_of(channel: &str, key: &str) -> bool {
-    let Some(rest) = channel.strip_prefix(key) else { return false };
-    let end = rest.strip_prefix('_');
-    rest.is_empty()
-        || end.is_some_and(|end| end.parse::<f64>().is_ok_and(f64::is_finite) || is_component(end))
-}
-
-/// Dims whose names end those of components.
-const DIMS: [&str; 12] =
-    ["x", "y", "z", "log_r", "rho", "r", "theta", "phi", "latitude", "lat", "longitude", "lon"];
-
-/// Returns whether `end` names one dim, of a component of a vector, or two, of a component of a tensor.
-fn is_component(end: &str) -> bool {
-    DIMS.iter().filter_map(|dim| end.strip_prefix(dim)).any(|rest| rest.is_empty() || DIMS.contains(&rest))
+/// Returns whether `key` names a channel, or the variable that it is a component or level of.
+fn is_of(variable: &Variable, key: &str) -> bool {
+    variable.name == key || variable.part_of.as_deref() == Some(key)
 }
 
 /// Returns the number that ends a channel's name; empty for none.
@@ -391,29 +381,13 @@ fn mask_of(
 
 #[cfg(test)]
 mod tests {
-    use rstest::rstest;
-
     use super::*;
-
-    #[rstest]
-    #[case("geopotential", true)]
-    #[case("geopotential_500", true)]
-    #[case("geopotential_0.5", true)]
-    #[case("geopotential_x", true)]
-    #[case("geopotential_xy", true)]
-    #[case("geopotential_thetaphi", true)]
-    #[case("geopotential_at_surface", false)]
-    #[case("geopotential_height", false)]
-    #[case("geopotential_xyz", false)]
-    #[case("geopotential_", false)]
-    #[case("geopotentials", false)]
-    fn a_variable_has_levels_and_components(#[case] channel: &str, #[case] expected: bool) {
-        assert_eq!(is_of(channel, "geopotential"), expected);
-    }
 
     #[test]
     fn names_that_begin_alike_keep_their_weights() {
-        let names = ["geopotential_500", "geopotential_850", "geopotential_at_surface"].map(Variable::new);
+        let level = |name: &str| Variable { part_of: Some("geopotential".into()), ..Variable::new(name) };
+        let names =
+            [level("geopotential_500"), level("geopotential_850"), Variable::new("geopotential_at_surface")];
         let config = |name: &str| {
             let variables = [(name.to_owned(), 4.0)].into();
             WeightsConfig { variables, ..WeightsConfig::default() }

@@ -35,7 +35,8 @@ fn mask() -> Tensor {
 }
 
 fn variables() -> Vec<Variable> {
-    ["u", "z_500"].map(Variable::new).to_vec()
+    let level = Variable { part_of: Some("z".into()), ..Variable::new("z_500") };
+    vec![Variable::new("u"), level]
 }
 
 fn latitudes() -> Latitudes {

@@ -227,7 +227,7 @@ mod tests {
     /// Cells of a variable that is missing stay empty, and a mean does not count it.
     #[test]
     fn what_is_missing_is_left_out() {
-        let height = Variable { name: "h".to_owned(), unit: Some("m".to_owned()) };
+        let height = Variable { unit: Some("m".to_owned()), ..Variable::new("h") };
         let variables = [Variable::new("u"), height];
         let (known, missing) = (VariableError::new(0.5, 2.0), VariableError::MISSING);
         let folder = tempfile::tempdir().unwrap();

@@ -24,23 +24,9 @@ pub(crate) struct Channels {
     units: BTreeMap<String, String>,
     /// Levels of variables that have some: a variable at a single level has no other name at another one.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    levels: BTreeMap<String, LevelsRecord>,
+    levels: BTreeMap<String, Levels>,
     /// True if rows go from north to south; `None` without latitudes.
     from_north: Option<bool>,
-}
-
-/// Coordinates of the channels of a variable.
-#[derive(Debug, Serialize, Deserialize)]
-struct LevelsRecord {
-    axis: String,
-    unit: Option<String>,
-    values: Vec<f64>,
-}
-
-impl From<&LevelsRecord> for Levels {
-    fn from(LevelsRecord { axis, unit, values }: &LevelsRecord) -> Self {
-        Self { name: axis.clone(), unit: unit.clone(), values: values.clone() }
-    }
 }
 
 impl Channels {
@@ -66,10 +52,7 @@ impl Channels {
             variables.iter().filter_map(own).collect()
         };
         let levels = |variables: Vec<DataVariable>| {
-            variables.into_iter().filter_map(|variable| {
-                let Levels { name, unit, values } = variable.levels?;
-                Some((variable.name, LevelsRecord { axis: name, unit, values }))
-            })
+            variables.into_iter().filter_map(|variable| Some((variable.name, variable.levels?)))
         };
         let of_data = [&source.inputs[..], &source.names.forcings, &source.names.statics].concat();
         let (of_data, of_targets) = (chosen(data, &of_data)?, chosen(targets, &source.targets)?);
@@ -118,9 +101,9 @@ impl Channels {
             }
             _ => None,
         };
-        let elsewhere = |(name, trained): (&String, &LevelsRecord)| {
-            let (trained, own) = (Levels::from(trained), Levels::from(now.levels.get(name)?));
-            let differ = !own.is_at(&trained);
+        let elsewhere = |(name, trained): (&String, &Levels)| {
+            let own = now.levels.get(name)?;
+            let differ = !own.is_at(trained);
             differ.then(|| {
                 format!(
                     "`{name}` at {trained}, and {data} has it at {own}; give data at the levels of training"
@@ -197,12 +180,12 @@ mod tests {
     #[test]
     fn other_levels_are_refused() {
         let at = |level: Option<f64>, unit: Option<&str>| {
-            let record = |level| LevelsRecord {
-                axis: "level".to_owned(),
+            let own = |level| Levels {
+                name: "level".to_owned(),
                 unit: unit.map(str::to_owned),
                 values: vec![level],
             };
-            let levels = level.map(|level| ("t".to_owned(), record(level))).into_iter().collect();
+            let levels = level.map(|level| ("t".to_owned(), own(level))).into_iter().collect();
             Channels { levels, ..channels(&["t"]) }
         };
         let trained = at(Some(500.0), Some("hPa"));

@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn variables_are_told_apart() {
-        let height = Variable { name: "h".to_owned(), unit: Some("m".to_owned()) };
+        let height = Variable { unit: Some("m".to_owned()), ..Variable::new("h") };
         let variables = [Variable::new("velocity_x"), height];
         let errors = [error(1.28, 10.26), error(0.014, 137.2)];
         let baseline = [error(1.28, 10.0), error(0.02, 196.0)];

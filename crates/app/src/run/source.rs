@@ -157,8 +157,12 @@ impl Source {
     /// The variables that a network predicts: one for each channel of its output.
     pub(crate) fn variables(&self) -> Result<Vec<Variable>> {
         let channels = |variable: DataVariable| {
-            let unit = variable.unit;
-            variable.channels.into_iter().map(move |name| Variable { name, unit: unit.clone() })
+            let DataVariable { name: whole, unit, channels, .. } = variable;
+            let channel = move |name: String| {
+                let part_of = (name != whole).then(|| whole.clone());
+                Variable { name, unit: unit.clone(), part_of }
+            };
+            channels.into_iter().map(channel)
         };
         Ok(unique_names(self.chosen_targets(&self.names.targets)?.into_iter().flat_map(channels).collect()))
     }

@@ -30,7 +30,7 @@ impl Contact {
 /// The side channel of a rank.
 pub(super) struct Channel {
     pub(super) listener: TcpListener,
-    /// Where each rank listens, and who it is.
+    /// Listening address, machine and process of each rank.
     pub(super) contacts: Vec<Contact>,
     pub(super) token: Token,
     /// Silence after which a rank counts as lost.

@@ -8,7 +8,7 @@ mod unit;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use isobar_collectives::{Group, ReduceOp, Work, start};
+use isobar_collectives::{Group, Work};
 use isobar_manager::DeviceMesh;
 use isobar_shard::ParameterWatch;
 use isobar_torch::autograd::{self, BackwardOptions, HookHandle};
@@ -469,17 +469,19 @@ impl FullySharded {
             state.reduce(unit)?;
         }
         state.drop_all()?;
+        let mut sums = Vec::with_capacity(state.units.len());
         for (unit, work) in std::mem::take(&mut state.reductions) {
             state.units[unit].keep_gradients(work.wait()?)?;
+            if last {
+                sums.extend(state.units[unit].start_sum(&self.others)?.map(|work| (unit, work)));
+            }
         }
         if !last {
             return Ok(());
         }
-        let mut sums = Vec::with_capacity(state.units.len());
-        for unit in 0..state.units.len() {
-            if let Some(part) = state.units[unit].unsummed.take() {
-                sums.push((unit, start::all_reduce(&part, ReduceOp::Sum, &self.others)?));
-            }
+        // Those that this pass did not reduce may have gradients of earlier ones.
+        for (unit, left) in state.units.iter_mut().enumerate() {
+            sums.extend(left.start_sum(&self.others)?.map(|work| (unit, work)));
         }
         for (unit, work) in sums {
             state.units[unit].add_gradients(&work.wait()?)?;

@@ -242,6 +242,12 @@ impl Unit {
         Ok(())
     }
 
+    /// Begins to sum the kept gradients over the other axes; `None` if there are none.
+    pub(super) fn start_sum(&mut self, others: &Group) -> Result<Option<Work<Tensor>>> {
+        let Some(packed) = self.unsummed.take() else { return Ok(None) };
+        Ok(Some(start::all_reduce(&packed, ReduceOp::Sum, others)?))
+    }
+
     /// Adds reduced gradients, packed, to those of the parts.
     pub(super) fn add_gradients(&self, packed: &Tensor) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
