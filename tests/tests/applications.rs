@@ -104,6 +104,7 @@ fn write_surface(path: &Path, car: usize) {
             sample_numbers: Vec::new(),
             attributes: Vec::new(),
             missing: false,
+            left_out: Vec::new(),
         },
         time_unit: None,
         dims: vec![Dim {

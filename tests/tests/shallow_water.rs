@@ -50,6 +50,7 @@ pub(crate) fn write(path: &Path, frames: std::ops::Range<usize>, holes: bool) {
             sample_numbers: Vec::new(),
             attributes: Vec::new(),
             missing: holes,
+            left_out: Vec::new(),
         },
         time_unit: Some(TimeUnit { unit: "hours since 2000-01-01".into(), calendar: None }),
         dims: vec![

@@ -145,19 +145,6 @@ pub trait Dataset: Debug + Send + Sync {
         Ok(Box::new(PlainWriter::create(path, &self.content(meta)?, Dialect::Plain)?))
     }
 
-    /// Creates a file as [`Dataset::create`] does, without some of the [`Dataset::parameters`].
-    ///
-    /// # Errors
-    /// Those of [`Dataset::create`].
-    fn create_without(
-        &self,
-        path: &Path,
-        meta: &PredictionMeta,
-        _left_out: &[String],
-    ) -> Result<Box<dyn DatasetWriter>> {
-        self.create(path, meta)
-    }
-
     /// Numbers of the file as a whole that [`Dataset::create`] writes again, such as parameters of a simulation.
     fn parameters(&self) -> Vec<(String, f64)> {
         Vec::new()

@@ -171,6 +171,9 @@ pub struct PredictionMeta {
     pub attributes: Vec<(String, String)>,
     /// True if NaN marks missing values; a NaN is an error otherwise.
     pub missing: bool,
+    /// Names of the [parameters](crate::Dataset::parameters) that the file does not get: those that joined files have different
+    /// numbers of.
+    pub left_out: Vec<String>,
 }
 
 impl PredictionMeta {

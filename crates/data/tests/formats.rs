@@ -385,6 +385,7 @@ fn predictions_are_plain_hdf5_that_describes_itself() {
         sample_numbers: Vec::new(),
         attributes: vec![("isobar_data".to_owned(), "classic.nc".to_owned())],
         missing: false,
+        left_out: Vec::new(),
     };
     let window = Window { frames: 1..4, points: vec![0..4, 0..6] };
     let mut writer = data.create(&path, &meta).unwrap();
@@ -426,6 +427,7 @@ fn predictions_of_darcy_flow_are_in_its_layout() {
         sample_numbers: Vec::new(),
         attributes: Vec::new(),
         missing: false,
+        left_out: Vec::new(),
     };
     let points: Vec<Range<usize>> = data.dims().iter().map(|dim| 0..dim.coordinates.len()).collect();
     let window = Window::still(&points);

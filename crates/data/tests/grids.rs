@@ -51,6 +51,7 @@ impl Series<'_> {
                 sample_numbers: Vec::new(),
                 attributes: Vec::new(),
                 missing: false,
+                left_out: Vec::new(),
             },
             time_unit: (!self.times.is_empty())
                 .then(|| TimeUnit { unit: self.unit.to_owned(), calendar: None }),

@@ -60,6 +60,7 @@ impl Part {
                 sample_numbers: Vec::new(),
                 attributes: Vec::new(),
                 missing: false,
+                left_out: Vec::new(),
             },
             time_unit: Some(TimeUnit { unit: self.unit.to_owned(), calendar: Some("noleap".to_owned()) }),
             dims: vec![

@@ -294,6 +294,7 @@ fn parameters_that_files_differ_in_are_left_out() {
             sample_numbers: Vec::new(),
             attributes: Vec::new(),
             missing: false,
+            left_out: Vec::new(),
         };
         let mut target = data.create(&path, &meta).unwrap();
         target.write("u", 0, 0, &Tensor::zeros([1, 1, 2], (Kind::Float, Device::Cpu))).unwrap();
@@ -318,6 +319,7 @@ fn a_solution_of_darcy_flow_alone_is_plain() {
         sample_numbers: vec![3],
         attributes: Vec::new(),
         missing: false,
+        left_out: Vec::new(),
     };
     let points: Vec<_> = data.dims().iter().map(|dim| 0..dim.coordinates.len()).collect();
     let window = Window::still(&points);

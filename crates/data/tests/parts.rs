@@ -265,6 +265,7 @@ fn other_files_are_validation_and_test_sets() {
         sample_numbers: Vec::new(),
         attributes: Vec::new(),
         missing: false,
+        left_out: Vec::new(),
     };
     let window = Window { frames: 0..3, points: vec![0..LAT, 0..LON] };
     let mut writer = predicted.create(&out, &meta).unwrap();

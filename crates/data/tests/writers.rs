@@ -42,6 +42,7 @@ pub(crate) fn content(storage: Storage) -> Content {
             sample_numbers: Vec::new(),
             attributes: vec![("origin".to_owned(), "a test".to_owned())],
             missing: false,
+            left_out: Vec::new(),
         },
         time_unit: Some(noleap()),
         dims: vec![

@@ -417,6 +417,7 @@ fn ranks_write_their_own_chunks() {
             sample_numbers: Vec::new(),
             attributes: vec![("origin".to_owned(), "a test".to_owned())],
             missing: false,
+            left_out: Vec::new(),
         },
         time_unit: Some(TimeUnit {
             unit: "hours since 2000-01-01".to_owned(),

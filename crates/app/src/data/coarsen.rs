@@ -178,5 +178,6 @@ fn meta(
             ("isobar_factor".to_owned(), args.factor.to_string()),
         ],
         missing: false,
+        left_out: Vec::new(),
     }
 }

@@ -81,6 +81,7 @@ fn convert(data: &dyn Dataset, config: &DataConfig, args: &ConvertArgs, storage:
         sample_numbers: Vec::new(),
         attributes: vec![("isobar_source".to_owned(), data.path().display().to_string())],
         missing: config.allows_missing(),
+        left_out: Vec::new(),
     };
     // Static and uniform variables stay such.
     let variables = choose(data, &meta.variables.iter().map(String::as_str).collect::<Vec<_>>())?;

@@ -229,6 +229,7 @@ impl Prediction<'_> {
             sample_numbers: self.samples.to_vec(),
             attributes: attributes.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect(),
             missing: self.masked,
+            left_out: Vec::new(),
         };
         // An extension of another format than HDF5 names it.
         let data = self.source.targets();

@@ -241,8 +241,9 @@ impl Dataset for Joined {
 
     fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
         let first = self.handles.get(0)?;
-        let meta = meta_for(&*first, self.time_unit.as_ref(), meta)?;
-        first.create_without(path, &meta, &self.differing)
+        let mut meta = meta_for(&*first, self.time_unit.as_ref(), meta)?;
+        meta.left_out.extend_from_slice(&self.differing);
+        first.create(path, &meta)
     }
 
     fn content(&self, meta: &PredictionMeta) -> Result<Content> {

@@ -110,25 +110,16 @@ impl Dataset for Darcy {
         choose(self, variables)?.into_iter().map(|variable| one(variable).map(Some)).collect()
     }
 
-    fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
-        self.create_without(path, meta, &[])
-    }
-
     fn parameters(&self) -> Vec<(String, f64)> {
         vec![(BETA.to_owned(), self.file.beta())]
     }
 
     /// In PDEBench's layout if that can hold the prediction: both fields on a square, for one source. Otherwise plain HDF5.
-    fn create_without(
-        &self,
-        path: &Path,
-        meta: &PredictionMeta,
-        left_out: &[String],
-    ) -> Result<Box<dyn DatasetWriter>> {
+    fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
         let file = &self.file;
         let predicted = |name: &str| meta.variables.iter().any(|own| own == name);
         let has_both = predicted(COEFFICIENT) && predicted(SOLUTION);
-        if !has_both || file.rows() != file.cols() || left_out.iter().any(|name| name == BETA) {
+        if !has_both || file.rows() != file.cols() || meta.left_out.iter().any(|name| name == BETA) {
             return Ok(Box::new(PlainWriter::create(path, &self.content(meta)?, Dialect::Plain)?));
         }
         let writer = DarcyWriter::create(path, meta.samples, file.rows(), file.beta())?;

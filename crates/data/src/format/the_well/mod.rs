@@ -146,22 +146,13 @@ impl Dataset for Well {
         Ok(self.file.change_statistics(variables, samples)?.into_iter().map(Some).collect())
     }
 
-    fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
-        self.create_without(path, meta, &[])
-    }
-
     fn parameters(&self) -> Vec<(String, f64)> {
         self.file.meta().parameters
     }
 
-    fn create_without(
-        &self,
-        path: &Path,
-        meta: &PredictionMeta,
-        left_out: &[String],
-    ) -> Result<Box<dyn DatasetWriter>> {
+    fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
         let mut well = self.file.meta();
-        well.parameters.retain(|(name, _)| !left_out.contains(name));
+        well.parameters.retain(|(name, _)| !meta.left_out.contains(name));
         well.name = meta.name.clone();
         well.trajectories = meta.samples;
         well.times = meta.times.clone();
