@@ -38,6 +38,8 @@ impl<A> Batch<A> {
     pub const CONDITIONS: &'static str = "conditions";
     /// Class labels or other numbers of each sample, `[batch, feature]`, for models whose conditions are fields.
     pub const CLASS_LABELS: &'static str = "class_labels";
+    /// Invalid points of each sample, `[batch, spatial…]` or `[batch, 1, spatial…]`: true, or above 0.
+    pub const INVALID_MASK: &'static str = "invalid_mask";
     /// Rows and columns of the points of patches on the grid, `[patch, 2, height, width]` (`Int64`); see
     /// [`Patching`](crate::Patching).
     pub const GLOBAL_INDEX: &'static str = "global_index";

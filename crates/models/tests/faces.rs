@@ -205,6 +205,30 @@ fn names_are_those_of_the_state_dict() {
     assert!(params.parameters().iter().any(|p| p.name == "activation_fn.weight"));
 }
 
+/// Caps are part of the state dict: PhysicsNeMo computes with those that it loads.
+#[test]
+fn loaded_caps_replace_those_of_the_configuration() {
+    let x = random(&[2, 12, 1, 2, 4, 4]);
+    let output = |cap_value: f64, loaded: Option<f64>| {
+        let config = with(
+            healpix("ConvNeXtBlock"),
+            &["/encoder/conv_block", "/decoder/conv_block", "/decoder/up_sampling_block"]
+                .map(|block| format!("{block}/activation/cap_value"))
+                .each_ref()
+                .map(|path| (path.as_str(), json!(cap_value))),
+        );
+        let mut params = store();
+        let model = HealpixUNet::new(&parsed(config), &mut params).unwrap();
+        for cap in params.parameters().iter().filter(|own| own.name.ends_with(".cap")) {
+            loaded.iter().for_each(|&value| drop(cap.tensor.shallow_clone().fill_(value)));
+        }
+        model.forward(&x, None, None, None, Mode::Eval).unwrap()
+    };
+    let want = output(0.05, None);
+    assert_ne!(output(0.8, None), want);
+    assert_eq!(output(0.8, Some(0.05)), want);
+}
+
 #[test]
 fn open_bounds_are_null_or_infinite() {
     let of = |bounds: Value| -> DlwpConfig {

@@ -386,6 +386,26 @@ fn positions_are_read_from_tables() {
     assert!(error.contains("unknown field `width`"), "{error}");
 }
 
+/// Lead times are of another model, alone and within a denoiser; so they are in PhysicsNeMo.
+#[rstest]
+#[case("lead_time_mode", json!(true))]
+#[case("lead_time_channels", json!(4))]
+#[case("lead_time_steps", json!(9))]
+#[case("prob_channels", json!([0]))]
+fn positions_alone_refer_to_the_model_with_lead_times(#[case] key: &str, #[case] value: serde_json::Value) {
+    for mut table in [
+        json!({ "type": "song_unet_pos_embd", "img_resolution": 8, "in_channels": 5, "out_channels": 1 }),
+        json!({
+            "type": "edm_precond_super_resolution", "img_resolution": 8, "img_in_channels": 6, "img_out_channels": 1,
+        }),
+    ] {
+        let _ = serde_json::from_value::<ModelConfig>(table.clone()).unwrap();
+        table[key] = value.clone();
+        let error = serde_json::from_value::<ModelConfig>(table).unwrap_err().to_string();
+        assert!(error.contains(key) && error.contains("take song_unet_pos_lt_embd"), "{error}");
+    }
+}
+
 #[test]
 fn regression_with_positions_needs_no_time() {
     let config = positions(GridType::Linear, 2, [8, 8]);

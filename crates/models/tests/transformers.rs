@@ -9,7 +9,7 @@ use isobar_mesh::DeviceMesh;
 use isobar_models::{
     Architecture, AttentionBackend, Batch, DetokenizerKind, Dit, DitAttention, DitBlockOptions,
     DitConditioning, DitConfig, DitDetokenizer, DitEmbedder, DitPositions, DitTokenizer, EmbedFn, FieldSpec,
-    Mode, ModelConfig, PerDim, QkNorm, Vit, VitConfig, VitPositions,
+    Mode, ModelConfig, PerDim, QkNorm, Split, Vit, VitConfig, VitPositions,
 };
 use isobar_shard::{CommTrace, MeshParams, ParamStore, Placement, ShardTensor, forbid_hidden_communication};
 use isobar_torch::guard::Autocast;
@@ -17,8 +17,8 @@ use rstest::rstest;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use crate::common::perturb;
 use crate::common::twin::{Axis, Twin, split};
+use crate::common::{perturb, received};
 
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 
@@ -139,6 +139,108 @@ fn dit_along_two_axes(
     dit_twin(&config).check(&axes);
 }
 
+/// The first sample lacks points of two tokens, the second a corner.
+fn masked_twin(config: &DitConfig) -> Twin {
+    let invalid = |sample: i64, row: i64, column: i64| match sample {
+        0 => row == 5 && (2..=3).contains(&column),
+        _ => row >= 7 && column >= 8,
+    };
+    let points = (0..2 * 144).map(|at| f64::from(u8::from(invalid(at / 144, at / 12 % 12, at % 12))));
+    let inputs = [("fields", vec![2, 2, 12, 12]), ("time", vec![2, 1]), ("invalid_mask", vec![2, 1, 12, 12])];
+    Twin::new(ModelConfig::new(config.clone()), &inputs, &[("fields", vec![2, 1, 12, 12])])
+        .with_values("invalid_mask", points.collect(), Kind::Bool)
+        .perturbed(5)
+}
+
+fn masked(attention_backend: AttentionBackend) -> DitConfig {
+    DitConfig { use_nan_mask_tokens: true, ..windows(attention_backend) }
+}
+
+/// An axis that splits the mask, too.
+fn fields_and_mask(ranks: i64, dim: usize) -> Axis {
+    (ranks, vec![("fields", dim), ("invalid_mask", dim)])
+}
+
+#[rstest]
+#[case::rows(vec![fields_and_mask(2, 2)])]
+#[case::columns(vec![fields_and_mask(3, 3)])]
+#[case::four(vec![fields_and_mask(4, 2)])]
+#[case::fields_alone(split(&[(3, 2)]))]
+#[case::rows_and_columns(vec![fields_and_mask(2, 2), fields_and_mask(2, 3)])]
+#[case::across(vec![(2, vec![("fields", 2), ("invalid_mask", 3)])])]
+#[case::batch_and_rows(vec![(2, vec![("fields", 0), ("time", 0), ("invalid_mask", 0)]), fields_and_mask(2, 2)])]
+fn masked_dit_on_meshes(
+    #[values(AttentionBackend::Natten2d, AttentionBackend::Natten2dRope)] backend: AttentionBackend,
+    #[case] axes: Vec<Axis>,
+) {
+    masked_twin(&DitConfig { gradient_checkpointing: true, ..masked(backend) }).check(&axes);
+}
+
+#[test]
+fn masked_dit_with_empty_shards() {
+    masked_twin(&masked(AttentionBackend::Natten2d)).with_empty_shards().check(&[fields_and_mask(3, 2)]);
+}
+
+/// Attention sees nothing of invalid points; tokens next to them are mixed with the trained token instead.
+#[test]
+fn masked_dit_does_not_attend_to_invalid_points() {
+    let config = DitConfig { depth: 1, ..masked(AttentionBackend::Natten2d) };
+    let mut params = store();
+    let model = Dit::new(&config, &mut params).unwrap();
+    perturb(&params, 3);
+    let (x, t) = (random(1, &[1, 2, 12, 12]), Tensor::zeros([1], DOUBLE));
+    let invalid = Tensor::zeros([1, 12, 12], DOUBLE);
+    let forward = |x: &Tensor, mask| model.forward_masked(x, &t, None, mask, Mode::Eval).unwrap();
+    let differ = |a: &Tensor, b: &Tensor| (a - b).abs().max().double_value(&[]) > 1e-9;
+    assert_eq!(forward(&x, Some(&invalid)), forward(&x, None));
+    // A point of the token at rows 4 and 5, columns 3 to 5, and the token below it.
+    let _ = invalid.narrow(1, 5, 1).narrow(2, 3, 1).f_fill_(0.5).unwrap();
+    let changed = x.copy();
+    let _ = changed.narrow(2, 4, 1).narrow(3, 5, 1).f_add_scalar_(1.0).unwrap();
+    let below = |y: Tensor| y.narrow(2, 6, 2).narrow(3, 3, 3);
+    assert!(differ(&below(forward(&x, None)), &below(forward(&changed, None))));
+    let masked = below(forward(&x, Some(&invalid)));
+    assert!(differ(&masked, &below(forward(&x, None))));
+    assert!(!differ(&masked, &below(forward(&changed, Some(&invalid)))));
+}
+
+/// A mask that is split like the fields adds a few of its own points and of the tokens', within the model's bound.
+#[rstest]
+fn masks_stay_where_the_fields_are(#[values(2, 3)] dim: usize) {
+    let config = masked(AttentionBackend::Natten2d);
+    let (fields, mask) = (("fields", vec![1, 2, 12, 12]), ("invalid_mask", vec![1, 1, 12, 12]));
+    let exchanged =
+        |arrays: &[(&'static str, Vec<i64>)]| received(&ModelConfig::new(config.clone()), arrays, dim);
+    let mut dims = [(1, 1, 1), (12, 12, 1), (12, 12, 1)];
+    dims[dim - 1] = (12, 3, 4);
+    let bound = |config: &DitConfig| config.traffic(&Split::new(4, &dims, 3 * 144)).unwrap().forward * 4.0;
+    let of_mask = bound(&config) - bound(&windows(AttentionBackend::Natten2d));
+    let without = exchanged(std::slice::from_ref(&fields));
+    for ((with, _, both), (without, ..)) in exchanged(&[fields, mask]).into_iter().zip(without) {
+        assert!(with - without <= 144 && (with - without) as f64 <= of_mask, "{with} {without} {of_mask}");
+        assert!(both as f64 <= 3.0 * bound(&config), "{both} {}", bound(&config));
+    }
+}
+
+#[test]
+fn dit_refuses_masks_that_do_not_fit() {
+    let (x, t) = (random(1, &[2, 2, 12, 12]), random(2, &[2]));
+    let run = |config: &DitConfig, mask: &[i64]| {
+        let model = Dit::new(config, &mut store()).unwrap();
+        let result = model.forward_masked(&x, &t, None, Some(&random(3, mask)), Mode::Eval);
+        result.map_err(|error| error.to_string())
+    };
+    let config = masked(AttentionBackend::Natten2d);
+    let _ = run(&config, &[2, 12, 12]).unwrap();
+    let _ = run(&config, &[2, 1, 12, 12]).unwrap();
+    for shape in [&[12, 12][..], &[1, 12, 12], &[2, 2, 12, 12], &[2, 4, 6]] {
+        let error = run(&config, shape).unwrap_err();
+        assert!(error.contains("[2, 1, 12, 12] for the invalid_mask"), "{error}");
+    }
+    let error = run(&windows(AttentionBackend::Natten2d), &[2, 12, 12]).unwrap_err();
+    assert!(error.contains("the model has no mask tokens; set use_nan_mask_tokens"), "{error}");
+}
+
 /// 5 × 6 × 4 tokens.
 fn deep(attention_backend: AttentionBackend) -> DitConfig {
     let windows = attention_backend == AttentionBackend::Natten3d;
@@ -152,6 +254,24 @@ fn deep(attention_backend: AttentionBackend) -> DitConfig {
         detokenizer_kwargs: DitDetokenizer { conv_hidden: Some(4), ..DitDetokenizer::default() },
         ..dit()
     }
+}
+
+/// With mask tokens, and a mask of points of a few tokens.
+fn deep_masked_twin() -> Twin {
+    let config = DitConfig { use_nan_mask_tokens: true, ..deep(AttentionBackend::Natten3d) };
+    let points = (0..2 * 480).map(|at| f64::from(u8::from(at % 37 == 0)));
+    let inputs =
+        [("fields", vec![2, 2, 5, 12, 8]), ("time", vec![2, 1]), ("invalid_mask", vec![2, 5, 12, 8])];
+    Twin::new(ModelConfig::new(config), &inputs, &[("fields", vec![2, 1, 5, 12, 8])])
+        .with_values("invalid_mask", points.collect(), Kind::Int64)
+        .perturbed(5)
+}
+
+#[rstest]
+#[case::rows(3, 3)]
+#[case::columns(2, 4)]
+fn masked_dit_of_three_dims(#[case] ranks: i64, #[case] dim: usize) {
+    deep_masked_twin().check(&[(ranks, vec![("fields", dim), ("invalid_mask", dim - 1)])]);
 }
 
 fn deep_twin(config: &DitConfig) -> Twin {
@@ -470,7 +590,7 @@ fn windows_receive_borders() {
 #[case(json!({ "detokenizer_kwargs": { "conv_layers": 2 } }), "are those of the detokenizer \"proj_reshape_2d_conv\"")]
 #[case(json!({ "detokenizer": "proj_reshape_2d_conv", "detokenizer_kwargs": { "conv_kernel": 4 } }), "conv_kernel of detokenizer_kwargs is 4, expected an odd number")]
 #[case(json!({ "drop_path_rates": [0.1] }), "drop_path_rates has 1 numbers, expected depth = 2")]
-#[case(json!({ "use_nan_mask_tokens": true }), "use_nan_mask_tokens is true, expected false")]
+#[case(json!({ "use_nan_mask_tokens": true }), "use_nan_mask_tokens is for attention in windows; set attention_backend")]
 #[case(json!({ "attention_backend": "natten2d", "attn_kwargs": { "proj_bias": false } }), "has no proj_bias in attn_kwargs")]
 #[case(json!({ "attn_kwargs": { "norm_layer": "torch" } }), "has no norm_layer in attn_kwargs")]
 fn dit_refuses(#[case] change: serde_json::Value, #[case] words: &str) {
@@ -546,6 +666,8 @@ fn fields_are_compared_with_the_configuration() {
     dit().check(&fields).unwrap();
     vit().check(&fields).unwrap();
     let wide = FieldSpec { extents: vec![12, 18], ..fields.clone() };
+    let error = masked(AttentionBackend::Natten2d).check(&fields).unwrap_err().to_string();
+    assert!(error.contains("reads the array \"invalid_mask\""), "{error}");
     assert!(dit().check(&wide).unwrap_err().to_string().ends_with("--set 'model.input_size=[12, 18]'"));
     assert!(vit().check(&wide).unwrap_err().to_string().ends_with("--set 'model.inp_shape=[12, 18]'"));
     let more = FieldSpec { out_channels: 2, ..fields };

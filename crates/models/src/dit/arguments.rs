@@ -11,18 +11,26 @@ pub(super) fn check(config: &DitConfig) -> Result<()> {
     check_rates(config)?;
     let check = Checker(MODEL);
     check.ensure(config.attention_backend != AttentionBackend::TransformerEngine, || {
-        "attention_backend \"transformer_engine\" is not supported: its parameters have other names; expected \
-         \"timm\", which computes the same attention"
+        "attention_backend \"transformer_engine\" is not supported: its state dict holds queries, keys and values apart; expected \
+         \"timm\", which computes the same attention. Concatenate attn_op.qkv.{query,key,value}_weight to attn_op.qkv.weight, and \
+         the biases, and leave _extra_state out"
             .into()
     })?;
-    check.ensure(!config.use_nan_mask_tokens, || {
-        "use_nan_mask_tokens is true, expected false: batches have no mask of invalid points".into()
+    check.ensure(!config.use_nan_mask_tokens || has_windows(config), || {
+        "use_nan_mask_tokens is for attention in windows; set attention_backend to \"natten2d\", \"natten2d_rope\" or \
+         \"natten3d\", or remove it"
+            .into()
     })?;
     let kwargs = &config.detokenizer_kwargs;
     let of_convs = kwargs.conv_layers.or(kwargs.conv_hidden).or(kwargs.conv_kernel).is_some();
     check.ensure(config.detokenizer == DetokenizerKind::ProjReshape2dConv || !of_convs, || {
         "detokenizer_kwargs are those of the detokenizer \"proj_reshape_2d_conv\"; set detokenizer to it, or remove them".into()
     })
+}
+
+/// Returns whether tokens attend to windows.
+fn has_windows(config: &DitConfig) -> bool {
+    !matches!(config.attention_backend, AttentionBackend::Timm | AttentionBackend::TransformerEngine)
 }
 
 /// Checks the number of rates.
@@ -148,10 +156,8 @@ pub(super) fn block(config: &DitConfig, attention: TokenAttentionConfig) -> Resu
     })?;
     Ok(BlockConfig {
         attention,
-        attention_scope: match config.attention_backend {
-            AttentionBackend::Timm | AttentionBackend::TransformerEngine => "attention.attn_op",
-            _ => "attention",
-        },
+        attention_scope: if has_windows(config) { "attention" } else { "attention.attn_op" },
+        mask_token: config.use_nan_mask_tokens,
         hidden: hidden_width(&check, attention.width, config.mlp_ratio)?,
         conditioned: true,
         dit_initialization: config.dit_initialization,

@@ -87,7 +87,8 @@ pub struct DitConfig {
     /// Computes tokenizer and detokenizer in single precision under mixed precision.
     #[serde(default)]
     pub force_tokenization_fp32: bool,
-    /// Trained tokens in place of invalid points: refused.
+    /// For attention in windows: gives each block a trained token, which its attention sees in place of the tokens with a point
+    /// that the array `invalid_mask` of the batch marks. The fields must be finite at these points.
     #[serde(default)]
     pub use_nan_mask_tokens: bool,
     /// Recompute the activations of the blocks in backward: less memory, about a third more time, the same numbers.
@@ -172,6 +173,9 @@ impl Architecture for DitConfig {
         fields.check_extents(MODEL, "input_size", &self.input_size.list(2))?;
         if self.condition_dim.is_some_and(|features| features > 0) {
             fields.check_array(MODEL, Batch::<()>::CONDITIONS)?;
+        }
+        if self.use_nan_mask_tokens {
+            fields.check_array(MODEL, Batch::<()>::INVALID_MASK)?;
         }
         fields.check_channels(MODEL, ("in_channels", self.in_channels), ("out_channels", self.outputs()))
     }

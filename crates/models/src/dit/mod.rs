@@ -7,6 +7,7 @@ mod block;
 mod conditioning;
 mod config;
 mod detokenizer;
+mod invalid;
 mod kwargs;
 mod model;
 mod modulation;

@@ -6,9 +6,10 @@ use isobar_shard::{Init, Params};
 use tch::{Kind, Tensor};
 
 use super::arguments;
-use super::block::{Block, BlockConfig};
+use super::block::{Block, BlockConfig, Context};
 use super::conditioning::Conditioning;
 use super::detokenizer::{Detokenizer, Sizes};
+use super::invalid::InvalidTokens;
 use super::{DitConfig, MODEL};
 use crate::batch::Batch;
 use crate::error::{Checker, Error, Result};
@@ -44,12 +45,13 @@ use crate::model::Model;
 ///
 /// Inputs: `fields` `[batch, in_channels, height, width]`, or `[batch, in_channels, depth, height, width]` if `input_size` has
 /// three extents (PhysicsNeMo's has two); `time` `[batch]` or `[batch, 1]`, 0 where the batch has none;
-/// `conditions` `[batch, condition_dim]`, optional.
+/// `conditions` `[batch, condition_dim]`, optional; with `use_nan_mask_tokens` `invalid_mask`, optional (see
+/// [`forward_masked`](Self::forward_masked)).
 ///
 /// State dict, of PhysicsNeMo: `tokenizer.x_embedder.proj.{weight,bias}`, `tokenizer.pos_embed`; `conditioning_embedder.` with
 /// `t_embedder.freqs`, `t_embedder.mlp.{0,2}.{weight,bias}`, `cond_embedder.weight`, or `map_noise.freqs`,
 /// `map_{condition,layer0,layer1}.{weight,bias}`; `blocks.{i}.adaptive_modulation.1`, `blocks.{i}.attention.attn_op.{qkv,proj}` and
-/// `{q,k}_norm`, without `attn_op` in windowed attention, `blocks.{i}.linear.layers.{0,2}`;
+/// `{q,k}_norm`, without `attn_op` in windowed attention, `blocks.{i}.attention.mask_token`, `blocks.{i}.linear.layers.{0,2}`;
 /// `detokenizer.proj_layer.{adaptive_modulation.1,output_projection}`, or the same under `detokenizer.proj` and
 /// `detokenizer.conv_head.{2j}`. With `zero`, modulations have a `bias` only.
 ///
@@ -76,6 +78,7 @@ pub struct Dit<A = Tensor> {
     patch_embed: PatchEmbed<A>,
     pos_embed: Option<PositionEmbedding<A>>,
     conditioning: Conditioning<A>,
+    invalid_tokens: InvalidTokens,
     blocks: Vec<Recompute<Block<A>>>,
     detokenizer: Detokenizer<A>,
     full_precision: bool,
@@ -87,7 +90,7 @@ impl<A: Array> Dit<A> {
     /// # Errors
     ///
     /// Sizes that are 0 or do not divide each other; arguments of another embedder, detokenizer or backend than the chosen one;
-    /// `attention_backend` `transformer_engine`, or `use_nan_mask_tokens`; or `params` refuses a parameter.
+    /// `attention_backend` `transformer_engine`; `use_nan_mask_tokens` with global attention; or `params` refuses a parameter.
     pub fn new(config: &DitConfig, params: &mut impl Params<Array = A>) -> Result<Self> {
         let check = Checker(MODEL);
         arguments::check(config)?;
@@ -125,6 +128,7 @@ impl<A: Array> Dit<A> {
             PatchEmbed::with_init(patch.clone(), [inputs, width], inits, &mut tokenizer.scope("x_embedder"))?;
         let conditioning = Conditioning::new(config, width, start, params)?;
         let conditioned = conditioning.is_conditioned();
+        let invalid_tokens = InvalidTokens::new(patch.clone(), config.use_nan_mask_tokens);
         let sizes = Sizes { width, outputs, patch };
         let detokenizer = Detokenizer::new(config, sizes, (conditioned, start), params)?;
         let blocks = (0..config.depth)
@@ -145,6 +149,7 @@ impl<A: Array> Dit<A> {
             patch_embed,
             pos_embed,
             conditioning,
+            invalid_tokens,
             blocks,
             detokenizer,
             full_precision,
@@ -158,12 +163,49 @@ impl<A: Array> Dit<A> {
     ///
     /// An input of another shape; conditions without `condition_dim`; or an operator fails.
     pub fn forward(&self, x: &A, t: &A, condition: Option<&A>, mode: Mode<'_>) -> Result<A> {
+        self.forward_masked(x, t, condition, None, mode)
+    }
+
+    /// Computes as [`forward`](Self::forward); with `use_nan_mask_tokens` the attention of each block sees its trained token in place
+    /// of the tokens with an invalid point. `invalid_mask` is `[batch, extents…]` or `[batch, 1, extents…]`, true or above 0 at
+    /// invalid points, where `x` must be finite. Without it, all points are valid.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`forward`](Self::forward); a mask of another shape, or of a model without `use_nan_mask_tokens`.
+    ///
+    /// ```
+    /// use isobar_models::{AttentionBackend, Dit, DitConfig, Mode, PerDim};
+    /// use isobar_array::Generator;
+    /// use isobar_shard::ParamStore;
+    /// use tch::{Device, Kind, Tensor};
+    ///
+    /// let small = DitConfig { patch_size: PerDim::All(4), hidden_size: 32, depth: 2, num_heads: 4, ..DitConfig::new([16, 24], 3) };
+    /// let windows = DitConfig { attention_backend: AttentionBackend::Natten2d, ..small };
+    /// let config = DitConfig { use_nan_mask_tokens: true, ..windows };
+    /// let model = Dit::new(&config, &mut ParamStore::new(Generator::new(1)))?;
+    /// let options = (Kind::Float, Device::Cpu);
+    /// let (x, t) = (Tensor::ones([2, 3, 16, 24], options), Tensor::ones([2], options));
+    /// let invalid = Tensor::zeros([2, 16, 24], (Kind::Bool, Device::Cpu));
+    /// let y = model.forward_masked(&x, &t, None, Some(&invalid), Mode::Eval)?;
+    /// assert_eq!(y.size(), [2, 3, 16, 24]);
+    /// # Ok::<(), isobar_models::Error>(())
+    /// ```
+    pub fn forward_masked(
+        &self,
+        x: &A,
+        t: &A,
+        condition: Option<&A>,
+        invalid_mask: Option<&A>,
+        mode: Mode<'_>,
+    ) -> Result<A> {
         let (shape, dims) = (x.shape(), self.fields.len());
         if shape.len() != dims + 2 || shape[1] != self.inputs || shape[2..] != self.fields {
             let extents: Vec<String> = self.fields.iter().map(i64::to_string).collect();
             let want = format!("[batch, {}, {}]", self.inputs, extents.join(", "));
             return Err(Error::Input { model: MODEL, got: shape, want });
         }
+        invalid_mask.map_or(Ok(()), |mask| self.invalid_tokens.check(mask, &shape))?;
         let c = self.conditioning.forward(shape[0], t, condition, mode)?;
         // Tokens are [grid…, batch, features]: vectors of a sample broadcast, and products over features are plain matrix products.
         let mut tokens = self.at_its_precision(x, |x| {
@@ -174,19 +216,13 @@ impl<A: Array> Dit<A> {
             }
         })?;
         let angles = self.rotary.map(|rotary| rotary.angles(&tokens)).transpose()?;
-        let conditioned = c.is_some();
+        let invalid = invalid_mask.map(|mask| self.invalid_tokens.mask(mask, &tokens)).transpose()?;
+        let context = Context { c, angles, invalid };
         for block in &self.blocks {
-            let inputs: Vec<&A> = [&tokens].into_iter().chain(&c).chain(&angles).collect();
-            tokens = block.forward(&inputs, mode, move |block, inputs, mode| {
-                let (c, angles) = match conditioned {
-                    true => (inputs.get(1), inputs.get(2)),
-                    false => (None, inputs.get(1)),
-                };
-                block.forward(&inputs[0], c, angles, mode)
-            })?;
+            tokens = context.apply(block, &tokens, mode)?;
         }
         self.at_its_precision(&tokens, |tokens| {
-            let c = c.map(|c| c.to_kind(tokens.kind())).transpose()?;
+            let c = context.c.map(|c| c.to_kind(tokens.kind())).transpose()?;
             self.detokenizer.forward(tokens, c.as_ref())
         })
     }
@@ -215,6 +251,8 @@ impl<A: Array> Model<A> for Dit<A> {
                 &zeros
             }
         };
-        Ok(Batch::of_fields(self.forward(x, t, batch.get(Batch::<A>::CONDITIONS), mode)?))
+        let [condition, invalid_mask] =
+            [Batch::<A>::CONDITIONS, Batch::<A>::INVALID_MASK].map(|name| batch.get(name));
+        Ok(Batch::of_fields(self.forward_masked(x, t, condition, invalid_mask, mode)?))
     }
 }

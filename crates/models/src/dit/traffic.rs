@@ -1,7 +1,7 @@
 //! Traffic of a diffusion transformer: keys and values, and the modulation of samples.
 
 use super::{AttentionBackend, DitConfig};
-use crate::traffic::{Split, Traffic, attention};
+use crate::traffic::{Grid, Split, Traffic, attention};
 
 /// Each block attends to all tokens or to a window of them; see [`attention`]. The modulation of a block is 6 vectors a sample,
 /// brought to where the samples are; convolutions of the head receive halos.
@@ -20,7 +20,14 @@ pub(super) fn of(config: &DitConfig, split: &Split) -> Option<Traffic> {
     let head = grid.convolved(outputs + (config.conv_layers() as i64) * hidden, reach, 1);
     let ends = (2 * width) as f64 * tokens.moved() + outputs as f64 * grid.moved();
     let depth = config.depth as f64 + 1.0;
-    Some(split.aligned().and(depth * (block + modulation) + head + ends))
+    let masks = if config.use_nan_mask_tokens { mask(&grid, &tokens, &patch) } else { 0.0 };
+    Some(split.aligned().and(depth * (block + modulation) + head + ends + masks))
+}
+
+/// Rows of patches that cross shards of the mask of invalid points, and the mask of tokens, moved to where they are.
+fn mask(grid: &Grid, tokens: &Grid, patch: &[usize]) -> f64 {
+    let rows: Vec<i64> = patch.iter().map(|&extent| extent as i64).collect();
+    grid.halo_each(&rows) + tokens.moved()
 }
 
 /// Returns the largest extent of the attention windows, in tokens; `None` for global attention.

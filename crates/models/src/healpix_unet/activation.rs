@@ -1,6 +1,6 @@
 //! Activations by the names of their classes.
 
-use isobar_array::{Array, Unary};
+use isobar_array::{Array, Comparison, Unary};
 use isobar_nn::{Activation, ActivationLayer};
 use isobar_shard::{Init, Params, Placement};
 
@@ -73,46 +73,47 @@ impl Function {
 pub(super) struct SharedActivation<A> {
     function: Function,
     layer: Option<ActivationLayer<A>>,
+    /// Cap of the values, a buffer: that of a loaded state dict counts, not the configuration's.
+    cap: Option<A>,
     first: String,
 }
 
 impl<A: Array> SharedActivation<A> {
     /// Makes the activation under its first name.
     pub(super) fn new(function: Function, name: String, params: &mut impl Params<Array = A>) -> Result<Self> {
-        let layer = match function {
-            Function::Plain(activation) => Some(ActivationLayer::new(activation, &mut params.scope(&name))?),
-            Function::Unary { cap: Some(cap), .. } => {
-                params.buffer(&format!("{name}.cap"), &[], Init::Constant(cap), Placement::Replicate)?;
-                None
+        let (mut layer, mut cap) = (None, None);
+        match function {
+            Function::Plain(activation) => {
+                layer = Some(ActivationLayer::new(activation, &mut params.scope(&name))?);
             }
-            Function::Unary { .. } => None,
-        };
-        Ok(Self { function, layer, first: name })
+            Function::Unary { cap: Some(value), .. } => {
+                let init = Init::Constant(value);
+                cap = Some(params.buffer(&format!("{name}.cap"), &[], init, Placement::Replicate)?);
+            }
+            Function::Unary { .. } => {}
+        }
+        Ok(Self { function, layer, cap, first: name })
     }
 
     /// Gives its state a further name.
     pub(super) fn tie(&self, name: &str, params: &mut impl Params<Array = A>) -> Result<()> {
-        match (&self.layer, self.function) {
-            (Some(layer), _) => layer.tie(name, &self.first, params)?,
-            (None, Function::Unary { cap: Some(_), .. }) => {
-                params.tie(&format!("{name}.cap"), &format!("{}.cap", self.first))?;
-            }
-            _ => {}
+        if let Some(layer) = &self.layer {
+            layer.tie(name, &self.first, params)?;
+        }
+        if self.cap.is_some() {
+            params.tie(&format!("{name}.cap"), &format!("{}.cap", self.first))?;
         }
         Ok(())
     }
 
     pub(super) fn forward(&self, x: &A) -> Result<A> {
-        match (&self.layer, self.function) {
-            (Some(layer), _) => Ok(layer.forward(x)?),
-            (None, Function::Unary { function, cap }) => {
-                let y = x.unary(function)?;
-                match cap {
-                    Some(max) => Ok(y.unary(Unary::Clamp { min: f64::NEG_INFINITY, max })?),
-                    None => Ok(y),
-                }
-            }
-            (None, Function::Plain(_)) => Ok(x.shallow_clone()),
-        }
+        let y = match (&self.layer, self.function) {
+            (Some(layer), _) => layer.forward(x)?,
+            (None, Function::Unary { function, .. }) => x.unary(function)?,
+            (None, Function::Plain(_)) => x.shallow_clone(),
+        };
+        let Some(cap) = &self.cap else { return Ok(y) };
+        let cap = cap.to_kind(y.kind())?;
+        Ok(y.compare(Comparison::Gt, &cap)?.select_where(&cap, &y)?)
     }
 }

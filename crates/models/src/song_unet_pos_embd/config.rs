@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use isobar_array::Array;
 use isobar_shard::{ModelSize, ParamCount, ParameterLayouts, Placement, Scope};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
@@ -17,6 +18,10 @@ use crate::sharding::Sharding;
 use crate::size::{built, extrapolate};
 use crate::song_unet::{EmbeddingType, SongUNetConfig};
 use crate::traffic::{Split, Traffic};
+
+/// Keys with which PhysicsNeMo's class refuses to be made, too, and refers to the network with lead times.
+const LEAD_TIME_KEYS: [&str; 4] =
+    ["lead_time_mode", "lead_time_channels", "lead_time_steps", "prob_channels"];
 
 /// Most channels of positions.
 const MOST_CHANNELS: usize = 1024;
@@ -169,6 +174,11 @@ impl SongUNetPosEmbdConfig {
     }
 
     fn read(mut table: Map<String, Value>) -> serde_json::Result<Self> {
+        if let Some(key) = LEAD_TIME_KEYS.into_iter().find(|key| table.contains_key(*key)) {
+            return Err(serde_json::Error::custom(format!(
+                "{key} is a key of the network with lead times; take song_unet_pos_lt_embd (SongUNetPosLtEmbd), or remove {key}"
+            )));
+        }
         Ok(Self { positions: keys::take(&mut table)?, network: keys::network(table)? })
     }
 

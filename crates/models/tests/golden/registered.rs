@@ -35,6 +35,7 @@ fn registered(
     #[values(
         "dhariwal_unet",
         "dit_legacy_condition",
+        "dit_mask_tokens",
         "edm_precond_positions",
         "edm_precond_super_resolution_lead_time",
         "edm_precond_super_resolution_plain",
