@@ -13,10 +13,11 @@ use isobar_manager::{DeviceMesh, DistributedManager};
 use isobar_models::{Architecture, Denoiser, FieldSpec, Model, Sharding};
 use isobar_shard::{MeshParams, ParallelRegion, ParamStore, Scope, ShardTensor};
 use serde_json::{Value, json};
+use tch::{Device, Tensor};
 
 use self::program::in_program;
 use self::samples::{Part, normalizer, same_samples};
-use crate::agree::agree;
+use crate::agree::{agree, same_settings};
 use crate::config::{OptimizerKind, Precision, ScheduleKind};
 use crate::error::{Context, Error};
 use crate::field_model::FieldModel;
@@ -364,36 +365,11 @@ impl Trainer {
         parts: Parts<'_>,
     ) -> Result<Summary, BoxError> {
         let Parts { model, sharding, finer } = parts;
-        let denoiser = self.denoiser;
-        let objective = self.objective.unwrap_or_else(|| objective::standard(denoiser.as_ref()));
-        let setup = Setup { model: name.to_owned(), denoiser: denoiser.clone(), ..Setup::default() };
-        objective.check(&setup)?;
-        if let Some(stage) = objective.first_stage() {
-            let found =
-                format!("{} = {}, a run whose network is called first", stage.key, stage.folder.display());
-            let expected = "a task without a first stage; `isobar train` calls that of a task";
-            return Err(Error::invalid("the task", found, expected).into());
-        }
-        let fields = FieldSpec {
-            source: "the program".to_owned(),
-            extents: extents.to_vec(),
-            target_extents: self.target_extents.clone().filter(|targets| targets != extents),
-            ..FieldSpec::default()
-        };
-        objective.check_fields(&fields, false)?;
-        for (what, extents) in [
-            ("the extents of fields", Some(extents)),
-            ("the extents of targets", self.target_extents.as_deref()),
-        ] {
-            if let Some(extents) = extents.filter(|extents| extents.contains(&0)) {
-                return Err(
-                    Error::invalid(what, format!("{extents:?}"), "1 point or more along each dim").into()
-                );
-            }
-        }
+        let objective = self.checked_objective(name, extents)?;
         self.config.check().map_err(in_program)?;
         let manager = DistributedManager::get().or_else(|_| DistributedManager::initialize())?;
         let world = manager.group(None)?;
+        same_settings(&world, &self.shared(extents))?;
         let names: Vec<&str> = self.mesh.1.iter().map(String::as_str).collect();
         let mesh = manager.initialize_mesh(&self.mesh.0, &names)?;
         let target_extents = self.target_extents.as_deref().unwrap_or(extents);
@@ -401,55 +377,25 @@ impl Trainer {
         let windows =
             Windows { inputs: layout.window(extents)?, targets: layout.targets().window(target_extents)? };
 
-        let (kind, device) = (self.config.train.precision.kind(), manager.device());
-        let mut store = ParamStore::new(Generator::new(self.config.seed)).with_options(kind, device);
-        if names.contains(&MODEL_AXIS) {
-            store = store.with_region(ParallelRegion::new(mesh.group(MODEL_AXIS)?));
-        }
-        let (mut params, ranks) = on_mesh(&mut store, &mesh, &world, sharding, true)?;
-        let network = build(&mut Scope::new(&mut params, "")).map_err(|error| Error::Model { source: error });
-        let network = agree(&world, network)?;
-        if let Some(pattern) = params.unmatched().first() {
-            return Err(unmatched(pattern).into());
-        }
-        let mut config = self.config;
+        let Built { network, parameters, buffers, ranks } =
+            self.build(build, sharding, (&mesh, &world), manager.device())?;
+        let forward = Network::new(network).refining(finer).denoising(self.denoiser.clone());
+        let forward = forward.objective(objective.clone(), self.config.seed);
+
+        let (train, validation) = read_samples(data, &windows, &world)?;
+        let (input, target) = self.normalizers(&train, &world)?;
+        let variables = named(self.variables.clone(), channels_of(train.targets()).unwrap_or(1));
+        let mut config = self.config.clone();
         config.task = json!(objective);
-        if config.data.is_null() && self.augment != Augment::None {
-            config.data = json!({ "augment": self.augment });
-        }
         config.data_parallel.broadcast_buffers |= manager.broadcast_buffers();
         config.data_parallel.find_unused_parameters |= manager.find_unused_parameters();
-        let forward = Network::new(network).refining(finer);
-        let forward = forward.denoising(denoiser).objective(objective, config.seed);
-        let (parameters, buffers) = Parameters::on_mesh(&store, &mesh)?;
-
-        let read = data(&windows).map_err(|error| Error::Samples { source: error });
-        let (train, validation) = agree(&world, read)?;
-        let checked = Part::Training.check(&train, &windows);
-        let checked = checked.and_then(|()| Part::Validation.check(&validation, &windows));
-        agree(&world, checked)?;
-        same_samples(&train, &validation, &windows, &world)?;
-        let (input, target) = if self.normalize {
-            (normalizer("inputs", train.inputs(), &world)?, normalizer("targets", train.targets(), &world)?)
-        } else {
-            (Normalizer::new(0.0, 1.0)?, Normalizer::new(0.0, 1.0)?)
-        };
-        let channels = train.targets().size().get(1).copied().unwrap_or(1);
-        let variables = named(self.variables, channels);
-        // What maps the network's numbers to physical values, and what a run that resumes must have as it was.
+        self.describe(&mut config, extents, model, &train);
         if config.extra.is_null() {
+            // The map from the network's numbers to physical values.
             config.extra = json!({ "input": input, "target": target, "variables": variables });
         }
-        if config.identity.is_null() {
-            let fields = (train.inputs().size().get(1).copied(), channels);
-            config.identity = json!({ "extents": extents, "channels": fields, "normalize": self.normalize });
-            if let Some(targets) = &self.target_extents {
-                config.identity["target_extents"] = json!(targets);
-            }
-            if !model.is_null() {
-                config.identity["model"] = model;
-            }
-        }
+
+        let (kind, device) = (config.train.precision.kind(), manager.device());
         let moved = train.to(device, kind).and_then(|train| Ok((train, validation.to(device, kind)?)));
         let (train, validation) = agree(&world, moved.map_err(data_error))?;
         let weights =
@@ -481,6 +427,128 @@ impl Trainer {
         };
         Ok(fit(&task, &parameters, &buffers, &ranks, &config)?)
     }
+
+    /// Returns the task, if it fits the model and the fields. Does not communicate.
+    fn checked_objective(&self, name: &str, extents: &[usize]) -> Result<ObjectiveKind, BoxError> {
+        let standard = || objective::standard(self.denoiser.as_ref());
+        let objective = self.objective.clone().unwrap_or_else(standard);
+        let setup = Setup { model: name.to_owned(), denoiser: self.denoiser.clone(), ..Setup::default() };
+        objective.check(&setup)?;
+        if let Some(stage) = objective.first_stage() {
+            let found =
+                format!("{} = {}, a run whose network is called first", stage.key, stage.folder.display());
+            let expected = "a task without a first stage; `isobar train` calls that of a task";
+            return Err(Error::invalid("the task", found, expected).into());
+        }
+        let fields = FieldSpec {
+            source: "the program".to_owned(),
+            extents: extents.to_vec(),
+            target_extents: self.target_extents.clone().filter(|targets| targets != extents),
+            ..FieldSpec::default()
+        };
+        objective.check_fields(&fields, false)?;
+        for (what, extents) in [
+            ("the extents of fields", Some(extents)),
+            ("the extents of targets", self.target_extents.as_deref()),
+        ] {
+            if let Some(extents) = extents.filter(|extents| extents.contains(&0)) {
+                return Err(
+                    Error::invalid(what, format!("{extents:?}"), "1 point or more along each dim").into()
+                );
+            }
+        }
+        Ok(objective)
+    }
+
+    /// Returns the settings that all ranks must share before they make a mesh and read data.
+    fn shared(&self, extents: &[usize]) -> Value {
+        let mut shared = self.config.shared();
+        shared["mesh"] = json!(self.mesh);
+        shared["extents"] = json!(extents);
+        shared["target_extents"] = json!(self.target_extents);
+        shared["normalize"] = self.normalize.into();
+        shared
+    }
+
+    /// Makes the model and its parameters on the mesh. All ranks call.
+    fn build(
+        &self,
+        build: impl FnOnce(&mut Scope<'_, ShardTensor>) -> Result<Box<dyn Model<ShardTensor>>, BoxError>,
+        sharding: &Sharding,
+        (mesh, world): (&DeviceMesh, &Group),
+        device: Device,
+    ) -> Result<Built, BoxError> {
+        let kind = self.config.train.precision.kind();
+        let mut store = ParamStore::new(Generator::new(self.config.seed)).with_options(kind, device);
+        if mesh.names().contains(&MODEL_AXIS) {
+            store = store.with_region(ParallelRegion::new(mesh.group(MODEL_AXIS)?));
+        }
+        let (mut params, ranks) = on_mesh(&mut store, mesh, world, sharding, true)?;
+        let network = build(&mut Scope::new(&mut params, "")).map_err(|error| Error::Model { source: error });
+        let network = agree(world, network)?;
+        if let Some(pattern) = params.unmatched().first() {
+            return Err(unmatched(pattern).into());
+        }
+        let (parameters, buffers) = Parameters::on_mesh(&store, mesh)?;
+        Ok(Built { network, parameters, buffers, ranks })
+    }
+
+    /// Normalizers of the inputs and the targets, by the training samples of all ranks. All ranks call.
+    fn normalizers(&self, train: &InMemory, world: &Group) -> Result<(Normalizer, Normalizer), BoxError> {
+        match self.normalize {
+            true => Ok((
+                normalizer("inputs", train.inputs(), world)?,
+                normalizer("targets", train.targets(), world)?,
+            )),
+            false => Ok((Normalizer::new(0.0, 1.0)?, Normalizer::new(0.0, 1.0)?)),
+        }
+    }
+
+    /// Adds the augmentation and the identity, which a run that resumes must share, unless the program has set them.
+    fn describe(&self, config: &mut FitConfig, extents: &[usize], model: Value, train: &InMemory) {
+        if config.data.is_null() && self.augment != Augment::None {
+            config.data = json!({ "augment": self.augment });
+        }
+        if !config.identity.is_null() {
+            return;
+        }
+        let channels = (channels_of(train.inputs()), channels_of(train.targets()).unwrap_or(1));
+        config.identity = json!({ "extents": extents, "channels": channels, "normalize": self.normalize });
+        if let Some(targets) = &self.target_extents {
+            config.identity["target_extents"] = json!(targets);
+        }
+        if !model.is_null() {
+            config.identity["model"] = model;
+        }
+    }
+}
+
+/// A model on the mesh.
+struct Built {
+    network: Box<dyn Model<ShardTensor>>,
+    parameters: Parameters,
+    buffers: Vec<(String, Tensor)>,
+    ranks: Ranks,
+}
+
+/// Reads this rank's windows of the training and validation samples, and compares them with those of the other ranks. All ranks call.
+fn read_samples(
+    data: impl FnOnce(&Windows) -> Result<(InMemory, InMemory), BoxError>,
+    windows: &Windows,
+    world: &Group,
+) -> Result<(InMemory, InMemory), BoxError> {
+    let read = data(windows).map_err(|error| Error::Samples { source: error });
+    let (train, validation) = agree(world, read)?;
+    let checked = Part::Training.check(&train, windows);
+    let checked = checked.and_then(|()| Part::Validation.check(&validation, windows));
+    agree(world, checked)?;
+    same_samples(&train, &validation, windows, world)?;
+    Ok((train, validation))
+}
+
+/// Number of channels of fields `[sample, channel, spatial…]`.
+fn channels_of(fields: &Tensor) -> Option<i64> {
+    fields.size().get(1).copied()
 }
 
 /// Supplies a model's parameters over a mesh of all ranks, with the ranks that [`fit`] needs: gradients are left pending,

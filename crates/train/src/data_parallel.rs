@@ -5,8 +5,10 @@ use std::sync::{Mutex, PoisonError};
 use isobar_collectives::{Group, start};
 use isobar_torch::autograd::{self, BackwardOptions};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use tch::Tensor;
 
+use crate::agree::same_settings;
 use crate::bucket::{Reducer, SummandGroups, Word};
 use crate::error::{Context, Error, Result};
 use crate::gradients::{check_group, classes};
@@ -42,6 +44,17 @@ impl Default for DataParallelConfig {
 }
 
 impl DataParallelConfig {
+    /// Returns all settings by their keys in a configuration; all ranks must have the same.
+    pub(crate) fn by_key(&self) -> Value {
+        json!({
+            "data_parallel": self,
+            "distributed": {
+                "find_unused_parameters": self.find_unused_parameters,
+                "broadcast_buffers": self.broadcast_buffers,
+            },
+        })
+    }
+
     pub(crate) fn check(&self) -> Result<()> {
         match self.bucket_mb.is_finite() && self.bucket_mb > 0.0 {
             true => Ok(()),
@@ -112,8 +125,8 @@ impl DataParallel {
     ///
     /// [`Error::WrongGradients`] where the sum over the group is not the gradient: backward has summed those of a
     /// [`MeshParams`](isobar_shard::MeshParams) already, or leaves them pending on ranks outside the group.
-    /// [`Error::ParametersDiffer`] where ranks hold parameters of different names, shapes, dtypes or placements; where
-    /// a setting is out of its range; where a communication fails.
+    /// [`Error::ParametersDiffer`] where ranks hold parameters of different names, shapes, dtypes or placements, and
+    /// [`Error::SettingsDiffer`] where their settings differ; where a setting is out of its range; where a communication fails.
     pub fn new(
         params: &Parameters,
         buffers: &[(String, Tensor)],
@@ -125,6 +138,7 @@ impl DataParallel {
         let all: Vec<usize> = (0..group.size()).collect();
         let name = format!("{}/gradients", group.name());
         let group = group.subgroup(&name, &all)?.unwrap_or_else(|| group.clone());
+        same_settings(&group, &config.by_key())?;
         let summands = check_group(params, &group)?;
         compare(params, buffers, &group)?;
         let bucket_bytes = (config.bucket_mb * 1024.0 * 1024.0) as usize;

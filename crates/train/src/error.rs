@@ -57,6 +57,23 @@ pub enum Error {
         /// Value of this rank.
         found: String,
     },
+    /// The ranks of a group have different settings.
+    #[error(
+        "settings differ between ranks of group {group:?}: {key} is {found} on rank {rank}, and {expected} on rank 0; give \
+         every rank the same configuration"
+    )]
+    SettingsDiffer {
+        /// The group that compared.
+        group: String,
+        /// The rank, within the group, that differs from rank 0.
+        rank: usize,
+        /// The first key that differs.
+        key: String,
+        /// Value of rank 0.
+        expected: String,
+        /// Value of this rank.
+        found: String,
+    },
     /// Two ranks read different samples.
     #[error(
         "ranks {rank} and {other} read different samples: {difference}; give all ranks the same data in the same order"
@@ -350,6 +367,7 @@ impl Error {
             self,
             Self::Collectives(_)
                 | Self::ParametersDiffer { .. }
+                | Self::SettingsDiffer { .. }
                 | Self::SamplesDiffer { .. }
                 | Self::WrongGradients { .. }
                 | Self::MissingGradient { .. }

@@ -93,9 +93,10 @@ fn train(error: &Error) -> Option<ExitReason> {
     match error {
         Error::Collectives(inner) => Some(ExitReason::of_collective(inner)),
         Error::Shard(inner) => shard(inner),
-        Error::ParametersDiffer { .. } | Error::CheckpointsDiffer { .. } | Error::SamplesDiffer { .. } => {
-            Some(ExitReason::Mismatch)
-        }
+        Error::ParametersDiffer { .. }
+        | Error::SettingsDiffer { .. }
+        | Error::CheckpointsDiffer { .. }
+        | Error::SamplesDiffer { .. } => Some(ExitReason::Mismatch),
         Error::Invalid { .. }
         | Error::WrongGradients { .. }
         | Error::HostMemory { .. }

@@ -90,6 +90,17 @@ fn train(group: &Group, config: &DataParallelConfig) -> (Vec<f64>, Vec<u8>) {
     (losses, model.values())
 }
 
+#[test]
+fn ranks_with_other_buckets_are_refused() {
+    let errors = threads::run(2, DEADLINE, |group| {
+        let config = DataParallelConfig { bucket_mb: 1.0 + group.rank() as f64, ..Default::default() };
+        DataParallel::new(&Model::new(0.0).params, &[], &group, &config).unwrap_err().to_string()
+    });
+    for error in errors {
+        assert!(error.contains("data_parallel.bucket_mb is 2.0 on rank 1, and 1.0 on rank 0"), "{error}");
+    }
+}
+
 #[rstest]
 fn the_curve_does_not_depend_on_the_number_of_ranks(
     #[values(1, 2, 3, 4)] ranks: usize,

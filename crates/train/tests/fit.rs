@@ -158,6 +158,49 @@ fn the_curve_is_the_same_on_any_number_of_ranks(#[values(2, 3, 4)] ranks: usize)
     assert!(expected.losses[11] < expected.losses[0]);
 }
 
+/// Ranks that reduced other buckets, or other numbers of steps, would wait for each other.
+#[rstest]
+#[case::buckets(|config: &mut FitConfig| config.data_parallel.bucket_mb = 1e-4, "data_parallel.bucket_mb is 0.0001 on rank 1, and 4.0 on rank 0")]
+#[case::unused(
+    |config: &mut FitConfig| config.data_parallel.find_unused_parameters = true,
+    "distributed.find_unused_parameters is true on rank 1, and false on rank 0"
+)]
+#[case::buffers(
+    |config: &mut FitConfig| config.data_parallel.broadcast_buffers = true,
+    "distributed.broadcast_buffers is true on rank 1"
+)]
+#[case::epochs(|config: &mut FitConfig| config.train.epochs = 5, "train.epochs is 5 on rank 1, and 4 on rank 0")]
+#[case::clipping(|config: &mut FitConfig| config.train.clip_norm = None, "train.clip_norm is unset on rank 1, and 1.0 on rank 0")]
+fn settings_that_differ_between_ranks_are_one_error(#[case] change: fn(&mut FitConfig), #[case] words: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let errors = threads::run(3, DEADLINE, |world| {
+        let mut config = config(folder.path());
+        if world.rank() > 0 {
+            change(&mut config);
+        }
+        run(&world, &config).unwrap_err()
+    });
+    for error in errors {
+        assert!(matches!(error, Error::SettingsDiffer { rank: 1, .. }), "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+    }
+    assert!(!folder.path().join("checkpoints").exists());
+}
+
+/// A setting out of its range on one rank is an error of all, before they wait for it.
+#[test]
+fn a_setting_out_of_range_on_one_rank_is_an_error_of_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let errors = threads::run(2, DEADLINE, |world| {
+        let mut config = config(folder.path());
+        if world.rank() == 1 {
+            config.data_parallel.bucket_mb = 0.0;
+        }
+        run(&world, &config).unwrap_err().to_string()
+    });
+    assert!(errors.iter().all(|error| error.contains("data_parallel.bucket_mb is 0")), "{errors:?}");
+}
+
 #[test]
 fn a_rank_that_fails_alone_ends_the_run() {
     let folder = tempfile::tempdir().unwrap();

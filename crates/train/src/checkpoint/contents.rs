@@ -1,14 +1,15 @@
 //! Contents of a checkpoint: parameters, buffers and optimizer state, as boxes of global tensors.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use isobar_array::Window;
 use isobar_shard::ComputedBuffer;
 use serde::{Deserialize, Serialize};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::manifest::Manifest;
-use super::read::{CheckpointIndex, ReadRequest};
+use super::read::{CheckpointIndex, ReadRequest, SavedShards};
 use super::tensor_shard::{Region, TensorShard, placed};
 use crate::error::{Context, Error, Result};
 use crate::optim::{AverageRule, AverageState, Optimizer, OptimizerState, StateTensor, average_slot};
@@ -41,12 +42,13 @@ pub trait Checkpointed {
     /// [`Error::CheckpointUnfit`] for a checkpoint of something else.
     fn wanted(&self, saved: &CheckpointIndex) -> Result<Vec<ReadRequest>>;
 
-    /// Takes over what was read: the wanted boxes in their order.
+    /// Takes over the wanted boxes, which `saved` reads as they are asked for. All ranks have found theirs undamaged before.
     ///
     /// # Errors
     ///
-    /// [`Error::CheckpointUnfit`] or [`Error::OptimizerState`] for facts of something else; nothing is changed then.
-    fn restore(&mut self, facts: Option<&serde_json::Value>, shards: Vec<TensorShard>) -> Result<()>;
+    /// [`Error::CheckpointUnfit`] or [`Error::OptimizerState`] for facts of something else; nothing is changed then. A file that
+    /// cannot be read any more.
+    fn restore(&mut self, facts: Option<&serde_json::Value>, saved: &SavedShards<'_>) -> Result<()>;
 }
 
 /// State that a run saves and restores: the run's own objects. A file of weights must hold the parameters and buffers and
@@ -232,46 +234,66 @@ impl Checkpointed for Contents<'_> {
         Err(Error::CheckpointUnfit { path: saved.path.clone(), reason })
     }
 
-    fn restore(&mut self, facts: Option<&serde_json::Value>, shards: Vec<TensorShard>) -> Result<()> {
+    fn restore(&mut self, facts: Option<&serde_json::Value>, saved: &SavedShards<'_>) -> Result<()> {
+        // In the order in which they are wanted: the model's tensors, the optimizer's, computed buffers.
         let model = self.params.len() + self.buffers.len();
-        let (computed, shards): (Vec<_>, Vec<_>) =
-            shards.into_iter().partition(|shard| self.computed(&shard.name).is_some());
-        computed.iter().try_for_each(|shard| self.compare(shard))?;
-        let mut shards = shards.into_iter();
-        let values: Vec<TensorShard> = shards.by_ref().take(model).collect();
-        if let (Some(optimizer), Some(facts)) = (&mut self.optimizer, facts) {
-            let refused = |reason: String| Error::OptimizerState { reason };
-            let facts: Facts =
-                serde_json::from_value(facts.clone()).map_err(|error| refused(error.to_string()))?;
-            let saved = facts.optimizer.ok_or_else(|| refused("the checkpoint has none".to_owned()))?;
-            let mut state = OptimizerState::new(&saved.kind);
-            state.averages = saved.averages();
-            state.steps = saved.steps;
-            for shard in shards {
-                let name = shard.name.strip_prefix(OPTIMIZER).and_then(|name| name.split_once('.'));
-                let Some((slot, param)) = name else { continue };
-                let placement = self.params.get(param).map(|param| param.placement.clone());
-                state.tensors.push(StateTensor {
-                    slot: slot.to_owned(),
-                    param: param.to_owned(),
-                    tensor: shard.tensor,
-                    placement: placement.unwrap_or(ParamPlacement::Replicate),
-                });
-            }
-            // The optimizer checks everything before it changes anything.
-            optimizer.load_state(&state)?;
+        let all = saved.wanted();
+        let computed = all.iter().position(|want| self.computed(&want.name).is_some()).unwrap_or(all.len());
+        saved.read(computed..all.len(), |_, shard| self.compare(&shard))?;
+        if let Some(facts) = facts {
+            self.restore_optimizer(facts, saved, model..computed)?;
         }
-        let _no_grad = tch::no_grad_guard();
-        let targets = self.params.iter().map(|p| &p.tensor).chain(self.buffers.iter().map(|(_, t)| t));
-        for (target, source) in targets.zip(&values) {
-            let copied = target.shallow_clone().f_copy_(&source.tensor);
-            copied.context(|| format!("loading {:?}", source.name))?;
-        }
-        Ok(())
+        let params = self.params.iter().map(|p| &p.tensor);
+        let targets: Vec<&Tensor> = params.chain(self.buffers.iter().map(|(_, tensor)| tensor)).collect();
+        saved.read(0..model, |number, shard| overwrite(targets[number], &shard))
     }
 }
 
+/// Replaces a tensor's values by those of a box of the checkpoint.
+fn overwrite(target: &Tensor, shard: &TensorShard) -> Result<()> {
+    let _no_grad = tch::no_grad_guard();
+    let copied = target.shallow_clone().f_copy_(&shard.tensor);
+    copied.context(|| format!("loading {:?}", shard.name))
+}
+
 impl Contents<'_> {
+    /// Restores the optimizer's state from the wanted boxes with these numbers. They are read into the optimizer's own tensors, so
+    /// that its state is in memory once.
+    fn restore_optimizer(
+        &mut self,
+        facts: &serde_json::Value,
+        saved: &SavedShards<'_>,
+        numbers: Range<usize>,
+    ) -> Result<()> {
+        let Some(optimizer) = &mut self.optimizer else { return Ok(()) };
+        let refused = |reason: String| Error::OptimizerState { reason };
+        let facts: Facts =
+            serde_json::from_value(facts.clone()).map_err(|error| refused(error.to_string()))?;
+        let facts = facts.optimizer.ok_or_else(|| refused("the checkpoint has none".to_owned()))?;
+        let mut state = OptimizerState::new(&facts.kind);
+        state.averages = facts.averages();
+        state.steps = facts.steps;
+        for want in &saved.wanted()[numbers.clone()] {
+            state.tensors.push(state_tensor(self.params, want, saved.kind(want))?);
+        }
+        // The optimizer checks everything before it changes anything. Averages that it continues are in its state from here on.
+        optimizer.load_state(&state)?;
+        let own = optimizer.state();
+        for tensor in &mut state.tensors {
+            let found = own.tensors.iter().find(|own| own.takes(tensor));
+            // Averages in another order have other names.
+            tensor.tensor = match found.filter(|_| own.averages == state.averages) {
+                Some(own) => own.tensor.shallow_clone(),
+                None => tensor.tensor.f_contiguous().context(|| format!("loading {:?}", tensor.slot))?,
+            };
+        }
+        saved.read(numbers.clone(), |number, shard| {
+            overwrite(&state.tensors[number - numbers.start].tensor, &shard)
+        })?;
+        // For tensors that are not the optimizer's own.
+        optimizer.load_state(&state)
+    }
+
     /// The computed buffer that has this name in a checkpoint or in a file of weights, and this rank's box.
     fn computed(&self, name: &str) -> Option<&(ComputedBuffer, Window)> {
         let name = name.strip_prefix(BUFFER).unwrap_or(name);
@@ -290,6 +312,38 @@ impl Contents<'_> {
             )),
         }
     }
+}
+
+impl StateTensor {
+    /// Returns whether this tensor of an optimizer takes the values of a checkpoint's, in memory of its own.
+    fn takes(&self, saved: &Self) -> bool {
+        let alike = (&self.slot, &self.param) == (&saved.slot, &saved.param);
+        let (own, saved) = (&self.tensor, &saved.tensor);
+        alike
+            && own.kind() == saved.kind()
+            && own.size() == saved.size()
+            && own.data_ptr() != saved.data_ptr()
+    }
+}
+
+/// A tensor of the optimizer's state as the checkpoint has it, of zeros that take no memory.
+fn state_tensor(params: &Parameters, want: &ReadRequest, kind: Option<Kind>) -> Result<StateTensor> {
+    let name = want.name.strip_prefix(OPTIMIZER).and_then(|name| name.split_once('.'));
+    let (Some((slot, param)), Some(kind)) = (name, kind) else {
+        return Err(Error::OptimizerState { reason: format!("{:?} is no tensor of it", want.name) });
+    };
+    let found = params.get(param);
+    let device = found.map_or(Device::Cpu, |param| param.tensor.device());
+    let zeros = Tensor::f_zeros([1], (kind, device)).and_then(|zero| {
+        // A tensor without dims has one element.
+        zero.f_view([1; 0]).and_then(|zero| zero.f_expand(&want.region.shape, false))
+    });
+    Ok(StateTensor {
+        slot: slot.to_owned(),
+        param: param.to_owned(),
+        tensor: zeros.context(|| format!("loading {:?}", want.name))?,
+        placement: found.map_or(ParamPlacement::Replicate, |param| param.placement.clone()),
+    })
 }
 
 fn region_of(part: &Window) -> Region {

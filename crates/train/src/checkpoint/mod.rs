@@ -47,7 +47,7 @@ use self::background::Background;
 pub use self::contents::{Checkpointed, Contents};
 use self::news::{News, Parts};
 use self::plan::{Declared, Plan};
-pub use self::read::{CheckpointIndex, ReadRequest, SavedTensor};
+pub use self::read::{CheckpointIndex, ReadRequest, SavedShards, SavedTensor};
 pub use self::retention::Keep;
 pub use self::select::{CheckpointSelector, Loaded};
 pub use self::tensor_shard::{Region, TensorShard};
@@ -324,7 +324,7 @@ impl Checkpoints {
         let (own, dtypes): (Vec<_>, Vec<_>) = own.unzip();
         let values = match copies {
             true => self.staging.copy(&own)?,
-            false => own.iter().map(|(key, t)| write::in_host_memory(key, t)).collect::<Result<_>>()?,
+            false => own.iter().map(|(_, values)| values.shallow_clone()).collect(),
         };
         let items = own.into_iter().zip(dtypes).zip(values);
         let items = items.map(|(((key, _), dtype), tensor)| write::item(key, dtype, tensor));

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -104,47 +105,16 @@ impl Opened {
 
     /// The values of what is wanted. Reads each block of a file that any of them meets once, and no other.
     pub(super) fn read(&self, wanted: &[ReadRequest]) -> Result<Vec<TensorShard>> {
-        let index: BTreeMap<&str, &TensorEntry> =
-            self.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
-        let mut targets = Vec::with_capacity(wanted.len());
-        // Copies by file and offset, so that a file is read from start to end.
-        let mut copies: BTreeMap<(usize, u64), Vec<(usize, &BoxEntry)>> = BTreeMap::new();
-        for (at, want) in wanted.iter().enumerate() {
-            let refused = |reason: String| Error::checkpoint(&self.path, reason);
-            let tensor = index
-                .get(want.name.as_str())
-                .ok_or_else(|| refused(format!("tensor {:?} is missing", want.name)))?;
-            if !want.region.is_within(&tensor.shape) {
-                return Err(refused(format!("tensor {:?} is of shape {:?}", want.name, tensor.shape)));
-            }
-            for part in &tensor.boxes {
-                if part.region.intersection(&want.region).is_some() {
-                    copies.entry((part.file, part.bytes[0])).or_default().push((at, part));
-                }
-            }
-            let bytes = want.region.elements() as u64 * tensor.element_bytes();
-            targets.push((*tensor, vec![0u8; bytes as usize]));
-        }
-        let mut open: Option<(usize, Blocks<'_>)> = None;
-        for ((file, _), parts) in copies {
-            if open.as_ref().is_none_or(|(current, _)| *current != file) {
-                let (path, digest) = &self.files[file];
-                open = Some((file, Blocks::open(path, digest.as_ref())?));
-            }
-            let Some((_, blocks)) = &mut open else { continue };
-            for (at, part) in parts {
-                let (tensor, target) = &mut targets[at];
-                let (width, wanted) = (tensor.element_bytes() as usize, &wanted[at].region);
-                let Some(common) = part.region.intersection(wanted) else { continue };
-                runs(&common, &part.region, wanted, |source, to, elements| {
-                    let to = to as usize * width;
-                    let target = &mut target[to..to + elements as usize * width];
-                    blocks.read(part.bytes[0] + (source as usize * width) as u64, target)
-                })?;
-            }
-        }
+        let tensors = self.find(wanted)?;
+        let bytes_of = |(want, tensor): (&ReadRequest, &&TensorEntry)| {
+            vec![0u8; want.region.elements() as usize * tensor.element_bytes() as usize]
+        };
+        let mut targets: Vec<Vec<u8>> = wanted.iter().zip(&tensors).map(bytes_of).collect();
+        self.visit(wanted, &tensors, |blocks, at, offset, place| {
+            blocks.read(offset, &mut targets[at][place])
+        })?;
         let mut shards = Vec::with_capacity(wanted.len());
-        for (want, (tensor, bytes)) in wanted.iter().zip(targets) {
+        for ((want, tensor), bytes) in wanted.iter().zip(tensors).zip(targets) {
             let kind = kind(tensor.dtype).ok_or_else(|| {
                 let reason = format!("tensor {:?}: elements of type {:?}", want.name, tensor.dtype);
                 Error::checkpoint(&self.path, reason)
@@ -159,6 +129,63 @@ impl Opened {
             });
         }
         Ok(shards)
+    }
+
+    /// Checks that what is wanted is there, with the bytes that were written. Keeps one block in memory.
+    pub(super) fn check(&self, wanted: &[ReadRequest]) -> Result<()> {
+        let tensors = self.find(wanted)?;
+        self.visit(wanted, &tensors, |blocks, _, offset, place| blocks.check(offset, place.len() as u64))
+    }
+
+    /// The entries of the tensors that are wanted.
+    fn find(&self, wanted: &[ReadRequest]) -> Result<Vec<&TensorEntry>> {
+        let index: BTreeMap<&str, &TensorEntry> =
+            self.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+        let refused = |reason: String| Error::checkpoint(&self.path, reason);
+        let entry = |want: &ReadRequest| {
+            let tensor = index
+                .get(want.name.as_str())
+                .ok_or_else(|| refused(format!("tensor {:?} is missing", want.name)))?;
+            match want.region.is_within(&tensor.shape) {
+                true => Ok(*tensor),
+                false => Err(refused(format!("tensor {:?} is of shape {:?}", want.name, tensor.shape))),
+            }
+        };
+        wanted.iter().map(entry).collect()
+    }
+
+    /// Calls `visit(blocks, number of the request, offset in the file, place in the bytes of the request)` for each run of wanted
+    /// bytes, so that each file is read from start to end.
+    fn visit(
+        &self,
+        wanted: &[ReadRequest],
+        tensors: &[&TensorEntry],
+        mut visit: impl FnMut(&mut Blocks<'_>, usize, u64, Range<usize>) -> Result<()>,
+    ) -> Result<()> {
+        // Boxes by file and offset.
+        let mut boxes: BTreeMap<(usize, u64), Vec<(usize, &BoxEntry)>> = BTreeMap::new();
+        for (at, (want, tensor)) in wanted.iter().zip(tensors).enumerate() {
+            for part in tensor.boxes.iter().filter(|part| part.region.intersection(&want.region).is_some()) {
+                boxes.entry((part.file, part.bytes[0])).or_default().push((at, part));
+            }
+        }
+        let mut open: Option<(usize, Blocks<'_>)> = None;
+        for ((file, _), parts) in boxes {
+            if open.as_ref().is_none_or(|(current, _)| *current != file) {
+                let (path, digest) = &self.files[file];
+                open = Some((file, Blocks::open(path, digest.as_ref())?));
+            }
+            let Some((_, blocks)) = &mut open else { continue };
+            for (at, part) in parts {
+                let (width, wanted) = (tensors[at].element_bytes() as usize, &wanted[at].region);
+                let Some(common) = part.region.intersection(wanted) else { continue };
+                runs(&common, &part.region, wanted, |source, to, elements| {
+                    let (to, bytes) = (to as usize * width, elements as usize * width);
+                    visit(blocks, at, part.bytes[0] + (source as usize * width) as u64, to..to + bytes)
+                })?;
+            }
+        }
+        Ok(())
     }
 
     /// Reads and checks every byte of every file.
@@ -179,6 +206,61 @@ impl Opened {
             Blocks::open(path, digest.as_ref())?;
         }
         Ok(())
+    }
+}
+
+/// The boxes that a rank wants of a checkpoint, each read when it is taken over: values of the whole state are never in memory twice.
+#[derive(Debug)]
+pub struct SavedShards<'a> {
+    pub(super) opened: &'a Opened,
+    pub(super) index: &'a CheckpointIndex,
+    pub(super) wanted: &'a [ReadRequest],
+}
+
+/// Bytes of small boxes that are read together.
+const TOGETHER: i64 = 16 << 20;
+
+impl SavedShards<'_> {
+    /// The wanted boxes, in their order.
+    pub fn wanted(&self) -> &[ReadRequest] {
+        self.wanted
+    }
+
+    /// Returns the dtype of a wanted tensor's values.
+    pub fn kind(&self, want: &ReadRequest) -> Option<Kind> {
+        self.index.tensor(&want.name).map(|tensor| tensor.kind)
+    }
+
+    /// Reads the wanted boxes with these numbers, in their order, and calls `take(number, box)` for each.
+    ///
+    /// # Errors
+    ///
+    /// A file that cannot be read, or that has changed since the checkpoint was chosen; those of `take`.
+    pub fn read(
+        &self,
+        numbers: Range<usize>,
+        mut take: impl FnMut(usize, TensorShard) -> Result<()>,
+    ) -> Result<()> {
+        let mut next = numbers.start;
+        while next < numbers.end {
+            let end = self.together(next..numbers.end);
+            let shards = self.opened.read(&self.wanted[next..end])?;
+            (next..end).zip(shards).try_for_each(|(number, shard)| take(number, shard))?;
+            next = end;
+        }
+        Ok(())
+    }
+
+    /// Returns the end of the boxes that are read together: the first, and small ones after it.
+    fn together(&self, numbers: Range<usize>) -> usize {
+        let mut bytes = 0;
+        let fits = |number: &usize| {
+            let want = &self.wanted[*number];
+            let width = self.kind(want).map_or(1, Kind::elt_size_in_bytes);
+            bytes += want.region.elements() * width as i64;
+            *number == numbers.start || bytes <= TOGETHER
+        };
+        numbers.start + numbers.clone().take_while(fits).count()
     }
 }
 
@@ -223,6 +305,19 @@ impl<'a> Blocks<'a> {
             let (now, later) = target.split_at_mut(here);
             now.copy_from_slice(&self.buffer[within..within + here]);
             (offset, target) = (offset + here as u64, later);
+        }
+        Ok(())
+    }
+
+    /// Checks the blocks that hold `bytes` bytes from `offset` on; nothing where no digest says what they should be.
+    fn check(&mut self, offset: u64, bytes: u64) -> Result<()> {
+        if self.digest.is_none() || bytes == 0 {
+            return Ok(());
+        }
+        for block in offset / BLOCK..=(offset + bytes - 1) / BLOCK {
+            if self.current != Some(block) {
+                self.load(block)?;
+            }
         }
         Ok(())
     }
@@ -289,4 +384,34 @@ pub(super) fn tensors_of(path: &Path) -> Result<Vec<TensorEntry>> {
         Some(TensorEntry { name, dtype, shape, boxes })
     };
     Ok(metadata.offset_keys().into_iter().filter_map(entry).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tensor alone if it is large, else with its neighbours: so much of a checkpoint is in memory beside the state.
+    #[test]
+    fn boxes_are_read_a_few_at_a_time() {
+        let opened = Opened { path: PathBuf::new(), files: Vec::new(), tensors: Vec::new(), manifest: None };
+        let mebibytes = [40, 1, 2, 13, 1, 0, 15, 1];
+        let tensors = mebibytes.iter().enumerate().map(|(at, size)| SavedTensor {
+            name: at.to_string(),
+            kind: Kind::Float,
+            shape: vec![size << 18],
+        });
+        let index = CheckpointIndex { path: PathBuf::new(), tensors: tensors.collect(), facts: None };
+        let want = |tensor: &SavedTensor| ReadRequest {
+            name: tensor.name.clone(),
+            region: Region::whole(&tensor.shape),
+        };
+        let wanted: Vec<ReadRequest> = index.tensors.iter().map(want).collect();
+        let saved = SavedShards { opened: &opened, index: &index, wanted: &wanted };
+        let (mut next, mut ends) = (0, Vec::new());
+        while next < wanted.len() {
+            next = saved.together(next..wanted.len());
+            ends.push(next);
+        }
+        assert_eq!(ends, [1, 4, 7, 8]);
+    }
 }

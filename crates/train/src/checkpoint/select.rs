@@ -10,9 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::contents::Checkpointed;
 use super::manifest::Manifest;
-use super::read::Opened;
+use super::read::{CheckpointIndex, Opened, ReadRequest, SavedShards};
 use super::retention::{best_first, comparable};
-use super::tensor_shard::TensorShard;
 use super::{RunState, folder};
 use crate::error::{Error, IoContext, Result};
 
@@ -52,8 +51,9 @@ pub(super) fn load(
         let own = read(path, contents);
         match settle(world, own)? {
             Verdict::Take(read) => {
-                let Read { digest, state, facts, shards, .. } = *read;
-                let restored = contents.restore(facts.as_ref(), shards);
+                let Read { digest, state, opened, index, wanted, .. } = *read;
+                let saved = SavedShards { opened: &opened, index: &index, wanted: &wanted };
+                let restored = contents.restore(index.facts.as_ref(), &saved);
                 crate::agree::agree(world, restored.map_err(|error| unfit(error, path)))?;
                 if world.rank() == 0 {
                     refusals.iter().for_each(|reason| {
@@ -127,15 +127,16 @@ fn names(root: &Path, which: &CheckpointSelector) -> Result<Option<Vec<String>>>
     Ok(Some(found.iter().filter_map(name).collect()))
 }
 
-/// Data that a rank has read.
+/// A checkpoint that a rank has found whole, as far as it needs it.
 struct Read {
     /// By which ranks see that they read the same.
     digest: String,
     /// A file of weights, which tells less of itself than a manifest: its tensors alone are in the digest.
     weights: Option<Weights>,
     state: RunState,
-    facts: Option<serde_json::Value>,
-    shards: Vec<TensorShard>,
+    opened: Opened,
+    index: CheckpointIndex,
+    wanted: Vec<ReadRequest>,
 }
 
 /// A file of weights.
@@ -165,17 +166,19 @@ impl Weights {
 fn read(path: &Path, contents: &dyn Checkpointed) -> Result<Read> {
     let opened = if path.is_file() { Opened::weights(path)? } else { Opened::folder(path)? };
     opened.check_lengths()?;
-    let catalogue = opened.index()?;
-    let shards = opened.read(&contents.wanted(&catalogue)?)?;
-    let (digest, weights, state) = match opened.manifest {
-        Some(manifest) => (manifest.blake3, None, manifest.state),
+    let index = opened.index()?;
+    let wanted = contents.wanted(&index)?;
+    // Before any rank changes anything.
+    opened.check(&wanted)?;
+    let (digest, weights, state) = match &opened.manifest {
+        Some(manifest) => (manifest.blake3.clone(), None, manifest.state.clone()),
         None => {
             let tensors = serde_json::to_vec(&opened.tensors).unwrap_or_default();
             let digest = blake3::hash(&tensors).to_hex().to_string();
             (digest, Some(Weights::of(path)?), RunState::default())
         }
     };
-    Ok(Read { digest, weights, state, facts: catalogue.facts, shards })
+    Ok(Read { digest, weights, state, opened, index, wanted })
 }
 
 /// Verdict of a rank on a checkpoint.

@@ -9,7 +9,7 @@ use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
 use super::*;
-use crate::optim::{AdamW, AdamWConfig, Optimizer};
+use crate::optim::{AdamW, AdamWConfig, AverageRule, Averaged, Optimizer, OptimizerState};
 use crate::{Error, Parameter, Parameters};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -150,6 +150,104 @@ fn keeps_the_newest_and_the_best() {
         (scored(5, 0.6), scored(2, 0.1))
     );
     assert_eq!(names(&folder.path().join("step_00000005")).len(), 2, "what was replaced is gone");
+}
+
+/// An optimizer with an average, and whether the last state that it loaded was in its own memory.
+struct Watched(Averaged, bool);
+
+impl Watched {
+    fn new(params: &Parameters, rules: &[AverageRule]) -> Self {
+        let adamw = AdamW::new(params, &AdamWConfig::default()).unwrap();
+        Self(Averaged::new(Box::new(adamw), params, rules).unwrap(), false)
+    }
+}
+
+impl Optimizer for Watched {
+    fn step(&mut self, lr: f64) -> Result<()> {
+        self.0.step(lr)
+    }
+
+    fn state(&self) -> OptimizerState {
+        self.0.state()
+    }
+
+    fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
+        self.0.load_state(state)?;
+        let places = |state: &OptimizerState| {
+            let mut places: Vec<_> = state.tensors.iter().map(|tensor| tensor.tensor.data_ptr()).collect();
+            places.sort_unstable();
+            places
+        };
+        self.1 = places(&self.state()) == places(state);
+        Ok(())
+    }
+}
+
+/// A resumed run reads the optimizer's state and its averages into the memory that they have. Averages of other rules, which
+/// have other names in the checkpoint, are taken over as they were.
+#[rstest]
+#[case::alike(&[AverageRule::Width(0.05), AverageRule::Width(0.1)], true)]
+#[case::in_another_order(&[AverageRule::Width(0.1), AverageRule::Width(0.05)], false)]
+fn the_optimizers_state_is_read_into_its_own_memory(#[case] rules: &[AverageRule], #[case] own: bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut checkpoints = alone(folder.path(), Keep::ALL);
+    let of = |model: &Model, rules: &[AverageRule]| Watched::new(&model.params, rules);
+    let model = Model::new(1.0);
+    let mut optimizer = of(&model, &[AverageRule::Width(0.05), AverageRule::Width(0.1)]);
+    for _ in 0..3 {
+        model.params.iter().for_each(|p| p.tensor.abs().pow_tensor_scalar(2).sum(None).backward());
+        optimizer.step(0.1).unwrap();
+    }
+    let contents =
+        Contents { params: &model.params, buffers: &model.buffers, optimizer: Some(&mut optimizer) };
+    checkpoints.save(&contents, &state(1)).unwrap();
+
+    let other = Model::new(7.0);
+    let mut resumed = of(&other, rules);
+    let mut contents =
+        Contents { params: &other.params, buffers: &other.buffers, optimizer: Some(&mut resumed) };
+    checkpoints.load(&CheckpointSelector::Newest, &mut contents).unwrap();
+    assert_eq!(resumed.1, own);
+    let (found, saved) = (resumed.state(), optimizer.state());
+    assert_eq!(found.steps, saved.steps);
+    for (at, rule) in rules.iter().enumerate() {
+        let slot = |place: usize| if place == 0 { "average" } else { "average_2" };
+        let place = saved.averages.iter().position(|average| average.rule == *rule).unwrap();
+        for param in &model.params {
+            let (own, want) = (found.find(slot(at), param).unwrap(), saved.find(slot(place), param).unwrap());
+            assert_eq!(values(own), values(want));
+        }
+    }
+    for slot in ["exp_avg", "exp_avg_sq"] {
+        for param in &model.params {
+            assert_eq!(values(found.find(slot, param).unwrap()), values(saved.find(slot, param).unwrap()));
+        }
+    }
+}
+
+/// Tensors that are copied before they are written, such as transposed ones or those of a GPU, are copied one by one while the file
+/// is written: a synchronous save holds no copy before.
+#[test]
+fn a_synchronous_save_copies_nothing_before_it_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut checkpoints = alone(folder.path(), Keep::ALL);
+    let transposed = || {
+        let weight = Tensor::arange(12, (Kind::Float, Device::Cpu)).view([3, 4]).tr().set_requires_grad(true);
+        Model::of(Parameters::new(vec![Parameter::replicated("w", &weight)]).unwrap())
+    };
+    let mut model = transposed();
+    let job = checkpoints.job(&model.contents(), &state(1), false).unwrap();
+    let held: Vec<_> = model.contents().shards().unwrap().iter().map(|s| s.tensor.data_ptr()).collect();
+    assert_eq!(job.items.len(), held.len());
+    assert!(job.items.iter().all(|item| held.contains(&item.tensor.data_ptr())));
+    let copied = checkpoints.job(&model.contents(), &state(1), true).unwrap();
+    assert!(copied.items.iter().all(|item| !held.contains(&item.tensor.data_ptr())));
+
+    model.train();
+    checkpoints.save(&model.contents(), &state(1)).unwrap();
+    let mut found = transposed();
+    checkpoints.load(&CheckpointSelector::Newest, &mut found.contents()).unwrap();
+    assert_eq!(found.bytes(), model.bytes());
 }
 
 #[test]
@@ -487,10 +585,13 @@ fn any_boxes_are_saved_and_loaded() {
                 .collect())
         }
 
-        fn restore(&mut self, facts: Option<&serde_json::Value>, shards: Vec<TensorShard>) -> Result<()> {
+        fn restore(&mut self, facts: Option<&serde_json::Value>, saved: &SavedShards<'_>) -> Result<()> {
             assert_eq!(facts.unwrap()["steps"], 3);
-            self.0 = shards.into_iter().map(|shard| (shard.region, shard.tensor)).collect();
-            Ok(())
+            self.0.clear();
+            saved.read(0..saved.wanted().len(), |_, shard| {
+                self.0.push((shard.region, shard.tensor));
+                Ok(())
+            })
         }
     }
 

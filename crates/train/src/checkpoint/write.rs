@@ -40,7 +40,7 @@ pub(super) struct Job {
     pub(super) lead: Option<Lead>,
 }
 
-/// A box and its values in host memory.
+/// A box and its values: in host memory if they are written while training goes on, otherwise wherever the tensor is.
 pub(super) struct Item {
     pub(super) key: String,
     pub(super) dtype: Dtype,
@@ -220,7 +220,8 @@ pub(super) fn write_tensors(path: &Path, items: &[Item]) -> Result<(u64, FileDig
         items.iter().map(|item| (item.key.as_str(), item.dtype, item.tensor.size())).collect();
     let mut writer = TensorWriter::create(path, &shapes)?;
     for item in items {
-        writer.tensor(&item.key, &item.tensor)?;
+        // One at a time: host memory holds a copy of one tensor at most.
+        writer.tensor(&item.key, &in_host_memory(&item.key, &item.tensor)?)?;
     }
     writer.finish()
 }
@@ -326,7 +327,7 @@ impl Staging {
 }
 
 /// A tensor's values in host memory, row by row; the tensor itself where they lie so.
-pub(super) fn in_host_memory(name: &str, tensor: &Tensor) -> Result<Tensor> {
+fn in_host_memory(name: &str, tensor: &Tensor) -> Result<Tensor> {
     let host = tensor
         .f_detach()
         .and_then(|tensor| tensor.f_to_device(Device::Cpu))
@@ -335,7 +336,7 @@ pub(super) fn in_host_memory(name: &str, tensor: &Tensor) -> Result<Tensor> {
     host.context(|| format!("copying {name:?} to host memory"))
 }
 
-/// An item of a box that is in host memory already.
+/// An item of a box, whose values have the dtype of the plan.
 pub(super) fn item(key: String, dtype: Dtype, tensor: Tensor) -> Result<Item> {
     let expected: Option<Kind> = kind(dtype);
     match expected == Some(tensor.kind()) {

@@ -15,6 +15,7 @@ use isobar_torch::autograd::{self, BackwardOptions, HookHandle};
 use tch::Tensor;
 
 use self::unit::{Cut, Member, Unit};
+use crate::agree::same_settings;
 use crate::bucket::create_grad;
 use crate::data_parallel::{DataParallelConfig, Overlap, broadcast, compare};
 use crate::error::{Context, Error, Result};
@@ -328,6 +329,7 @@ impl FullySharded {
             None => group.clone(),
             Some(model) => along("parts", vec![shard.min(model), shard.max(model)])?,
         };
+        same_settings(&all, &config.by_key())?;
         check::check_fully_sharded(params, &sharded, &all)?;
         compare(params, buffers, &all)?;
         broadcast(params.iter().map(|p| (&p.name, &p.tensor)), &all)?;

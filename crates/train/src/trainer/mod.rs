@@ -28,7 +28,7 @@ use self::best::{Best, RELATIVE};
 use self::same_run::{check_counts, check_same_run};
 use self::validation::{Validation, metric_columns};
 use self::warnings::Extent;
-use crate::agree::agree;
+use crate::agree::{agree, same_settings};
 use crate::checkpoint::{CheckpointSelector, Checkpoints, Contents, Keep, Loaded, RunState};
 use crate::config::{
     CheckpointConfig, DataParallelConfig, MetricsConfig, OptimizerKind, Precision, Resume, SaveMode,
@@ -242,7 +242,8 @@ impl<'a, T: Task> Run<'a, T> {
         config: &'a FitConfig,
     ) -> Result<Self> {
         ranks.world.mark(Phase::Start, 0);
-        config.check()?;
+        agree(&ranks.world, config.check())?;
+        same_settings(&ranks.world, &config.shared())?;
         let folder = match &config.claimed {
             Some(claimed) => claimed.clone(),
             None => Arc::new(RunFolder::claim(&config.folder, &ranks.world, Duration::ZERO)?),
@@ -280,38 +281,8 @@ impl<'a, T: Task> Run<'a, T> {
             ..Default::default()
         };
         let mut contents = Contents { params: &params, buffers, optimizer: Some(&mut optimizer) };
-        let resumed = match config.checkpoint.resume {
-            Resume::Never => None,
-            resume => checkpoints.resume(resume, &mut contents)?,
-        };
-        if let Some(Loaded { path, state, .. }) = &resumed {
-            check_same_run(state, &fresh, path)?;
-            check_counts(state, steps_per_epoch, path)?;
-            tracing::info!(step = state.step, epoch = state.epoch, "resumed from {}", path.display());
-        } else if let Some(path) = &config.checkpoint.init {
-            let mut weights = Contents { params: &params, buffers, optimizer: None };
-            let loaded = checkpoints.load(&CheckpointSelector::At(path.clone()), &mut weights);
-            let loaded = loaded.map_err(|error| error.asked_by("checkpoint.init"))?;
-            tracing::info!("weights are those of {}", loaded.path.display());
-            let differences = same_run::other_channels(&loaded.state.identity, &config.identity);
-            for difference in differences.iter().filter(|_| ranks.world.rank() == 0) {
-                tracing::warn!("the weights of {} were trained with {difference}", loaded.path.display());
-            }
-        }
-        let extent = Extent {
-            samples: task.train_samples(),
-            sharing: ranks.data.size().saturating_mul(task.sharing_ranks()),
-            data: ranks.data.size(),
-            norm: buffers.iter().map(|(name, _)| &name[..]).find(|name| name.ends_with("running_mean")),
-        };
-        let mut found = warnings::warnings(config, extent);
-        found.extend(task.idle_ranks());
-        if let Some(Loaded { path, state, .. }) = &resumed {
-            found.extend(warnings::resumed(state, config, &settings, path));
-        }
-        if ranks.world.rank() == 0 {
-            found.iter().for_each(|warning| tracing::warn!("{warning}"));
-        }
+        let resumed = load(&checkpoints, &mut contents, (&fresh, steps_per_epoch), (ranks, config))?;
+        warn_of_settings(task, buffers, (ranks, config), (&settings, resumed.as_ref()));
         // A run that is finished keeps the configuration that it was trained with.
         let finished = resumed.as_ref().is_some_and(|loaded| warnings::is_finished(&loaded.state, config));
         if !finished {
@@ -326,29 +297,7 @@ impl<'a, T: Task> Run<'a, T> {
             RELATIVE => variables::metric(variables.len()),
             best => Some(best.to_owned()),
         };
-        let other_metric = state.validation_metric != metric;
-        let other_data = !state.same_validation_data(&fresh);
-        let best = state.best.filter(|_| !other_metric && !other_data);
-        if best != state.best && other_metric {
-            tracing::warn!(
-                "the lowest validation error so far is left out: it is another metric, not the {}",
-                metric.as_deref().unwrap_or("relative L2 error")
-            );
-        } else if best != state.best {
-            tracing::warn!(
-                "the lowest validation error so far is discarded: it was measured on other validation data"
-            );
-        }
-        let state = RunState {
-            best,
-            validation_metric: metric,
-            config: config.resolved.clone(),
-            settings,
-            extra: config.extra.clone(),
-            // That of a run in another precision is of no use here.
-            loss_scale: scaled(train.precision).map(|fresh| state.loss_scale.unwrap_or(fresh)),
-            ..state
-        };
+        let state = continued(state, &fresh, metric, &config.resolved);
         let rank = ranks.world.rank();
         // Weights to start from may have been in the folder; they have been loaded by now.
         let unsaved = match resume_at {
@@ -573,6 +522,86 @@ impl<'a, T: Task> Run<'a, T> {
     fn ends(&self) -> bool {
         self.summary.stopped.is_some()
             || self.config.train.max_steps.is_some_and(|limit| self.state.step >= limit)
+    }
+}
+
+/// Loads the checkpoint that the run continues, one of the same run as `fresh`, with so many steps an epoch; or the weights that it
+/// starts from. All ranks call.
+fn load(
+    checkpoints: &Checkpoints,
+    contents: &mut Contents<'_>,
+    (fresh, steps_per_epoch): (&RunState, u64),
+    (ranks, config): (&Ranks, &FitConfig),
+) -> Result<Option<Loaded>> {
+    let resumed = match config.checkpoint.resume {
+        Resume::Never => None,
+        resume => checkpoints.resume(resume, contents)?,
+    };
+    if let Some(Loaded { path, state, .. }) = &resumed {
+        check_same_run(state, fresh, path)?;
+        check_counts(state, steps_per_epoch, path)?;
+        tracing::info!(step = state.step, epoch = state.epoch, "resumed from {}", path.display());
+    } else if let Some(path) = &config.checkpoint.init {
+        let mut weights = Contents { params: contents.params, buffers: contents.buffers, optimizer: None };
+        let loaded = checkpoints.load(&CheckpointSelector::At(path.clone()), &mut weights);
+        let loaded = loaded.map_err(|error| error.asked_by("checkpoint.init"))?;
+        tracing::info!("weights are those of {}", loaded.path.display());
+        let differences = same_run::other_channels(&loaded.state.identity, &config.identity);
+        for difference in differences.iter().filter(|_| ranks.world.rank() == 0) {
+            tracing::warn!("the weights of {} were trained with {difference}", loaded.path.display());
+        }
+    }
+    Ok(resumed)
+}
+
+/// Warns, on rank 0, of settings that go badly with the task, the ranks, or the checkpoint that the run continues.
+fn warn_of_settings(
+    task: &impl Task,
+    buffers: &[(String, Tensor)],
+    (ranks, config): (&Ranks, &FitConfig),
+    (settings, resumed): (&serde_json::Value, Option<&Loaded>),
+) {
+    let extent = Extent {
+        samples: task.train_samples(),
+        sharing: ranks.data.size().saturating_mul(task.sharing_ranks()),
+        data: ranks.data.size(),
+        norm: buffers.iter().map(|(name, _)| &name[..]).find(|name| name.ends_with("running_mean")),
+    };
+    let mut found = warnings::warnings(config, extent);
+    found.extend(task.idle_ranks());
+    if let Some(Loaded { path, state, .. }) = resumed {
+        found.extend(warnings::resumed(state, config, settings, path));
+    }
+    if ranks.world.rank() == 0 {
+        found.iter().for_each(|warning| tracing::warn!("{warning}"));
+    }
+}
+
+/// The state of a run that continues from `state`, with its own settings. The lowest validation error so far counts only if it was
+/// measured by the same metric on the same data.
+fn continued(state: RunState, fresh: &RunState, metric: Option<String>, resolved: &str) -> RunState {
+    let other_metric = state.validation_metric != metric;
+    let other_data = !state.same_validation_data(fresh);
+    let best = state.best.filter(|_| !other_metric && !other_data);
+    if best != state.best && other_metric {
+        tracing::warn!(
+            "the lowest validation error so far is left out: it is another metric, not the {}",
+            metric.as_deref().unwrap_or("relative L2 error")
+        );
+    } else if best != state.best {
+        tracing::warn!(
+            "the lowest validation error so far is discarded: it was measured on other validation data"
+        );
+    }
+    RunState {
+        best,
+        validation_metric: metric,
+        config: resolved.to_owned(),
+        settings: fresh.settings.clone(),
+        extra: fresh.extra.clone(),
+        // That of a run in another precision is of no use here.
+        loss_scale: fresh.loss_scale.map(|fresh| state.loss_scale.unwrap_or(fresh)),
+        ..state
     }
 }
 

@@ -6,14 +6,11 @@ use isobar_data::Normalizer;
 use serde_json::Value;
 
 use crate::checkpoint::RunState;
-use crate::difference::{Difference, identity_differences};
+use crate::difference::{Difference, MODEL, identity_differences};
 use crate::error::{Error, Result};
 
 /// Key of the channels in an identity.
 const CHANNELS: &str = "channels";
-
-/// Key of the model in an identity.
-const MODEL: &str = "model";
 
 /// Normalizations in `extra`, and whose they are.
 const SCALES: [(&str, &str); 5] = [

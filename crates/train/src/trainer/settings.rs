@@ -1,7 +1,9 @@
 //! Checks of a run's settings that need nothing else.
 
+use serde_json::{Value, json};
+
 use super::{FitConfig, best};
-use crate::config::TrainConfig;
+use crate::config::{CheckpointConfig, TrainConfig};
 use crate::error::{Error, Result};
 use crate::optim::exponent;
 use crate::schedule::{self, check_lr};
@@ -37,6 +39,22 @@ impl FitConfig {
             Ok(_) => Ok(()),
             Err(_) => Err(Error::setting("checkpoint.every_minutes", minutes, "a number of 0 or more", 30)),
         }
+    }
+}
+
+impl FitConfig {
+    /// Returns the settings that all ranks must share, by their keys in a configuration. Places of files are not among them: hosts
+    /// may have copies elsewhere.
+    pub(crate) fn shared(&self) -> Value {
+        let checkpoint = CheckpointConfig { init: None, ..self.checkpoint.clone() };
+        let mut shared = self.data_parallel.by_key();
+        shared["seed"] = self.seed.into();
+        shared["train"] = json!(self.train);
+        shared["optimizer"] = json!(self.optimizer);
+        shared["schedule"] = json!(self.schedule);
+        shared["checkpoint"] = json!(checkpoint);
+        shared["metrics"] = json!({ "every_steps": self.metrics.every_steps, "report": self.metrics.report });
+        shared
     }
 }
 
