@@ -411,6 +411,7 @@ fn statistics_are_of_the_training_samples() {
 #[rstest]
 #[case::make(&["data", "make", "burgers", "--set", "frames=100000", "--out"], "u.h5", Signal::SIGINT)]
 #[case::darcy(&["data", "darcy", "--samples", "100000", "--out"], "u.h5", Signal::SIGTERM)]
+#[case::shallow_water(&["data", "shallow_water", "--days", "365", "--out"], "u.nc", Signal::SIGTERM)]
 fn an_interrupted_output_leaves_nothing(#[case] words: &[&str], #[case] name: &str, #[case] signal: Signal) {
     let folder = tempdir().unwrap();
     let entries = || fs::read_dir(folder.path()).unwrap().count();

@@ -123,6 +123,22 @@ const TWO: [&str; 1] = ["distributed.mesh.names=[\"domain\"]"];
 const FOUR: [&str; 2] =
     ["distributed.mesh.names=[\"domain\", \"domain_y\"]", "distributed.mesh.shape=[2, 2]"];
 
+#[test]
+fn the_configuration_trains_on_data_of_the_command() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("data/flow.nc").display().to_string();
+    let solve = |truncation: &str| {
+        let size = ["--truncation", truncation, "--latitudes", "10", "--days", "3"];
+        Launch::plain(1, ISOBAR).args(["data", "shallow_water", "--out", &path]).args(size).run().unwrap()
+    };
+    let failed = solve("5").expect_code(2);
+    assert!(failed.ranks[0].stderr.contains("the truncation is 5, expected 21 to 255"), "{failed}");
+    let solved = solve("21").expect_success();
+    assert!(solved.ranks[0].stdout.contains("36 frames of 10 x 20 points"), "{solved}");
+    let arguments = arguments(&path, folder.path(), &["train.max_steps=2"]);
+    let _ = launch(1, &arguments).run().unwrap().expect_success();
+}
+
 /// All that a run of two epochs reports.
 fn reported(run: &Path) -> Vec<Vec<f64>> {
     let names = [

@@ -242,8 +242,9 @@ mod tests {
 
     #[test]
     fn every_configuration_loads() {
-        for entry in std::fs::read_dir(configs()).unwrap() {
-            let path = entry.unwrap().path();
+        let entries = std::fs::read_dir(configs()).unwrap().map(|entry| entry.unwrap().path());
+        // Recipes of data sets are in a folder.
+        for path in entries.filter(|path| path.is_file()) {
             let resolved = config::load::<Config>(&Sources::default().file(&path)).unwrap();
             if path.ends_with("reference.toml") {
                 assert_eq!(resolved.value, Config::default());

@@ -14,6 +14,7 @@ mod pdebench;
 mod read;
 mod refuse;
 mod remote;
+mod shallow_water;
 mod statistics;
 mod storage;
 mod stream;

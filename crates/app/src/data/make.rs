@@ -47,7 +47,8 @@ pub(super) fn run(args: &MakeArgs) -> Result<Exit> {
     let out = args.out.clone().unwrap_or_else(|| {
         PathBuf::from("data").join(if is_folder { system.to_owned() } else { format!("{system}.h5") })
     });
-    outputs::check("--out", &[&out], &[PathBuf::from(name)])?;
+    let inputs: Vec<PathBuf> = recipe(name).map(Path::to_owned).into_iter().collect();
+    outputs::check("--out", &[&out], &inputs)?;
     let extension = out.extension().map(|extension| extension.to_string_lossy());
     if !is_folder && extension.is_some_and(|extension| !["h5", "hdf5"].contains(&&*extension)) {
         return Err(Exit::Usage
@@ -71,12 +72,16 @@ pub(super) fn run(args: &MakeArgs) -> Result<Exit> {
     Ok(Exit::Good)
 }
 
+/// The TOML file that `name` names, unless it is the name of a system: a folder may be called the same.
+fn recipe(name: &str) -> Option<&Path> {
+    let path = Path::new(name);
+    path.extension().is_some_and(|extension| extension == "toml").then_some(path)
+}
+
 fn load(name: &str, sets: &[String]) -> Result<MakeConfig> {
     let sources = Sources::default();
-    let file = Path::new(name);
     // Not from the environment: its variables are keys of a run.
-    let is_file = file.extension().is_some_and(|extension| extension == "toml");
-    let sources = if is_file {
+    let sources = if let Some(file) = recipe(name) {
         sources.file(file)
     } else {
         let known = systems();
@@ -108,6 +113,22 @@ mod tests {
             MakeArgs { name: Some("burgers".to_owned()), out: Some(out), set: Vec::new(), reference: false };
         assert!(run(&args).unwrap_err().to_string().contains("expected a file with the extension .h5"));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    /// A second data set of a system goes into the folder of the first one.
+    #[test]
+    fn a_system_is_no_input() {
+        assert_eq!(recipe("burgers"), None);
+        assert_eq!(recipe("data/burgers.toml"), Some(Path::new("data/burgers.toml")));
+    }
+
+    #[test]
+    fn every_recipe_loads() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/data");
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            assert!(load(&path.to_string_lossy(), &[]).unwrap().samples > 0, "{}", path.display());
+        }
     }
 
     #[test]

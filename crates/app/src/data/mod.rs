@@ -8,6 +8,7 @@ mod darcy;
 mod inspect;
 mod make;
 mod open;
+mod shallow_water;
 mod stats;
 
 use anyhow::Result;
@@ -28,6 +29,17 @@ pub(crate) enum DataCommand {
 Example:
   isobar data darcy --out data/darcy.h5 --samples 512 --size 64 --seed 1")]
     Darcy(darcy::DarcyArgs),
+    /// Solve the flow of shallow water on the rotating Earth and write it as NetCDF or Zarr
+    ///
+    /// Two jets, one in each hemisphere, break up into eddies: eastward and northward wind `u` and `v` in m/s, and depth `h` in m, over
+    /// time, latitude and longitude. A spherical-harmonic transform model solves the equations in float64. The default makes the data of
+    /// configs/shallow_water.toml, in some minutes.
+    #[command(after_long_help = "\
+Examples:
+  isobar data shallow_water --out runs/data/shallow_water.nc
+  isobar data shallow_water --out data/flow.zarr --truncation 170 --latitudes 96 --days 15 --hours 1 --seed 1")]
+    #[command(name = "shallow_water")]
+    ShallowWater(shallow_water::ShallowWaterArgs),
     /// Solve trajectories of an equation on a periodic box and write them in The Well's schema
     ///
     /// The systems of APEBench (Koehler et al. 2024) and others, solved in Fourier space by exponential Runge-Kutta methods of order 1 to
@@ -80,6 +92,7 @@ Example:
 pub(crate) fn run(command: &DataCommand) -> Result<Exit> {
     match command {
         DataCommand::Darcy(args) => darcy::run(args),
+        DataCommand::ShallowWater(args) => shallow_water::run(args),
         DataCommand::Make(args) => make::run(args),
         DataCommand::Inspect(args) => inspect::run(args),
         DataCommand::Stats(args) => stats::run(args),

@@ -5,7 +5,9 @@
 mod darcy;
 pub mod etdrk;
 mod field;
+mod shallow_water;
 mod solver;
 
 pub use darcy::{DarcyOptions, darcy};
+pub use shallow_water::{ShallowWaterOptions, shallow_water};
 pub use solver::DarcySolver;

@@ -14,10 +14,14 @@ pub(crate) fn excerpt() -> PathBuf {
     root().join("tests/data/darcy_excerpt.h5")
 }
 
-/// A file of the larger data sets beside the project, where they are.
+/// A file of the larger data sets beside the project, where they are; else notes that the test skips what needs it.
 pub(crate) fn shared(name: &str) -> Option<PathBuf> {
     let path = root().join("../shared/data").join(name);
-    path.exists().then_some(path)
+    if !path.exists() {
+        isobar_harness::skip(&format!("no {} here", path.display()));
+        return None;
+    }
+    Some(path)
 }
 
 /// Mean and deviation of values `[…, latitude, longitude]` by cell area, without those that are NaN; without latitudes, all count alike.
