@@ -1,25 +1,17 @@
-//! Prediction of a file's samples, one after the other, into a file like it.
+//! The samples and steps to predict, and the file that holds them.
 
 use std::ops::Range;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
-use isobar_array::{Array, Convert, Elementwise};
 use isobar_collectives::Group;
-use isobar_data::{
-    Batch, Content, Dataset, DatasetWriter, PredictionMeta, TimeAxis, Window, usual_step, writer,
-};
-use isobar_models::BatchPart;
-use isobar_train::metric::Scoreboard;
-use isobar_train::{BoxError, FieldLayout, FieldModel, Forward, Roles, Sample, Start};
-use tch::{Device, Kind, Tensor};
+use isobar_data::{Content, Dataset, DatasetWriter, PredictionMeta, TimeAxis, usual_step, writer};
+use tch::Tensor;
 
-use super::outcome::Outcome;
 use super::output::Output;
+use super::samples;
 use super::windows::Windows;
-use crate::run::picture::Shown;
-use crate::run::{Scoring, Source, as_str, scoring};
+use crate::run::Source;
 use isobar_command::exit::{Because, Exit};
 use isobar_command::outputs;
 
@@ -35,187 +27,72 @@ pub(super) struct Prediction<'a> {
     pub(super) masked: bool,
 }
 
-/// The parts of inputs and targets that this rank reads, all ranks, and the dtype and device of the parameters.
-pub(super) struct Place<'a> {
-    pub(super) window: &'a [Range<usize>],
-    pub(super) target_window: &'a [Range<usize>],
-    pub(super) world: &'a Group,
-    pub(super) options: (Kind, Device),
-}
-
-/// Progress log of rank 0: number of predicted samples, at most once every ten seconds.
-struct Progress {
-    all: usize,
-    shows: bool,
-    last: Instant,
-}
-
-impl Progress {
-    const PAUSE: Duration = Duration::from_secs(10);
-
-    fn new(all: usize, world: &Group) -> Self {
-        Self { all, shows: world.rank() == 0, last: Instant::now() }
-    }
-
-    fn predicted(&mut self, count: usize) {
-        if self.shows && self.last.elapsed() >= Self::PAUSE {
-            tracing::info!("predicted {count} of {} samples", self.all);
-            self.last = Instant::now();
-        }
-    }
-}
-
 /// The file to write, and its attributes besides those of its schema.
-type Out<'a> = (&'a Path, &'a [(&'static str, String)]);
+pub(super) type Out<'a> = (&'a Path, &'a [(&'static str, String)]);
 
 impl Prediction<'_> {
-    /// Predicts and writes trajectory by trajectory.
-    pub(super) fn of_trajectories<L, F>(
-        &self,
-        model: &FieldModel<L, F>,
-        place: &Place<'_>,
-        out: Out<'_>,
-        scoring: &Scoring,
-    ) -> Result<Outcome>
-    where
-        L: FieldLayout,
-        F: Forward<L::Array>,
-    {
+    /// Number of steps whose truth is known.
+    pub(super) fn known(&self) -> usize {
+        let frames = self.source.data.times().map_or(1, <[f64]>::len);
+        self.steps.min(frames.saturating_sub(self.start + 1))
+    }
+
+    /// Returns the line about samples and steps.
+    pub(super) fn line(&self) -> String {
+        let (numbers, Self { start, steps, .. }) = (samples::text(self.samples), self);
+        match self.source.has_steps() {
+            true => format!("samples     trajectories {numbers}, {steps} steps from frame {start}"),
+            false => format!("samples     {numbers}"),
+        }
+    }
+
+    /// Attributes of the file about the data that were predicted from.
+    pub(super) fn attributes(&self) -> Vec<(&'static str, String)> {
         let source = self.source;
-        let frames = source.data.times().map_or(1, <[f64]>::len);
-        if self.start + self.steps >= frames && time_step(&*source.data, &*source.parts.train.data).is_none()
-        {
+        let mut attributes = vec![("isobar_data", source.path().to_string())];
+        if source.has_own_targets() {
+            attributes.push(("isobar_target_data", source.targets().path().display().to_string()));
+        }
+        attributes.push(("isobar_samples", samples::text(self.samples)));
+        if source.has_steps() {
+            attributes.push(("isobar_start_frame", self.start.to_string()));
+            attributes.push(("isobar_steps", self.steps.to_string()));
+        }
+        attributes
+    }
+
+    /// Rejects steps beyond the last frame if the time of a step is not known.
+    pub(super) fn check_times(&self) -> Result<()> {
+        let (source, training) = (self.source, &self.source.parts.train.data);
+        let beyond = source.has_steps() && self.known() < self.steps;
+        if beyond && time_step(&*source.data, &**training).is_none() {
             bail!(Exit::Usage.because(format!(
                 "the time step beyond the last frame of {} is unknown: it has one frame, and the training data {} have no time \
                  step in a convertible unit; give data with at least two frames",
                 source.path(),
-                source.parts.train.data.path().display()
+                training.path().display()
             )));
         }
-        let known = self.steps.min(frames - 1 - self.start);
-        let past = model.roles.as_ref().map_or(0, |roles| roles.history - 1);
-        let stored = source.names.stored();
-        let (kind, device) = place.options;
-        let windows = Windows::new(&model.layout, place.window, place.world)?;
-        let mut output = self.output(out, &source.targets, &windows, place.world)?;
-        let mut progress = Progress::new(self.samples.len(), place.world);
-        let none = || vec![Vec::new(); self.steps];
-        let board = Scoreboard::new(scoring.report.metrics(), known);
-        let mut outcome = Outcome { first: None, errors: none(), persistence: none(), board };
-        for (index, &trajectory) in self.samples.iter().enumerate() {
-            // All ranks read their windows of the initial frame and of the frames to compare with.
-            let window =
-                Window { frames: self.start - past..self.start + known + 1, points: place.window.to_vec() };
-            let frames = source.data.read(&window, &[trajectory], &as_str(&stored))?.f_select(0, 0)?;
-            let frames = frames.f_to_device(device)?.f_to_kind(kind)?;
-            let own = model.layout.own(&[0])?.len() as i64;
-            let frame =
-                |at: usize| -> Result<Tensor> { Ok(frames.f_narrow(0, at as i64, 1)?.f_narrow(0, 0, own)?) };
-            let times: Vec<Vec<f64>> = self.times().iter().map(|time| vec![*time; own as usize]).collect();
-            let (input, targets) = (frame(0)?, (1..=past + known).map(frame).collect::<Result<_>>()?);
-            let batch = Batch { input, targets, times: Vec::new() };
-            let Sample { start, last, targets } =
-                boxed(Roles::arrange_forecast(model.roles.as_ref(), batch))?;
-            let start = Start { times, steps: self.steps, part: self.part(index), ..start };
-            let members = boxed(model.roll_out_members(start, 1))?;
-            let single = |members: &L::Array| scoring::single(members, frames.dim());
-            let predicted = members.iter().map(single).collect::<Result<Vec<_>>>()?;
-            let array = |frame: &Tensor| -> Result<L::Array> { Ok(model.layout.array(frame, 1)?) };
-            let (input, persistent) = (array(&last)?, array(&boxed(model.filled(&last))?)?);
-            let truth: Vec<L::Array> = targets.iter().map(array).collect::<Result<_>>()?;
-            for (at, ((prediction, target), local)) in predicted.iter().zip(&truth).zip(&targets).enumerate()
-            {
-                outcome.errors[at].extend(boxed(model.errors_of(prediction, target))?);
-                outcome.persistence[at].extend(boxed(model.errors_of(&persistent, target))?);
-                let truth = (target, local);
-                scoring.add(&mut outcome.board, &model.layout, (at + 1, 1), &members[at], truth)?;
-            }
-            if index == 0 {
-                outcome.first = Some(Shown::of(&input, &truth, &predicted)?);
-            }
-            for (at, fields) in std::iter::once(&input).chain(&predicted).enumerate() {
-                let fields = boxed(gaps(model, fields, &input))?;
-                output.put(&windows, (&model.layout, &fields), |writer, points, values| {
-                    self.write(writer, (index, at), &source.targets, (points, values))
-                })?;
-            }
-            output.check(place.world)?;
-            progress.predicted(index + 1);
-        }
-        output.finish(place.world)?;
-        Ok(outcome)
+        Ok(())
     }
 
-    /// Returns the place of a sample among all, so that a denoiser draws other noise for each.
-    fn part(&self, index: usize) -> Option<BatchPart> {
-        Some(BatchPart { offset: index as i64, total: self.samples.len() as i64 })
-    }
-
-    /// Predicts the outputs of samples without time, and writes them, with their inputs if these are of the same data set.
-    pub(super) fn of_pairs<L, F>(
-        &self,
-        model: &FieldModel<L, F>,
-        place: &Place<'_>,
-        out: Out<'_>,
-        scoring: &Scoring,
-    ) -> Result<Outcome>
-    where
-        L: FieldLayout,
-        F: Forward<L::Array>,
-    {
-        let source = self.source;
-        let inputs = if source.has_own_targets() { &[] } else { &source.inputs[..] };
-        let both = [inputs, &source.targets[..]].concat();
-        let (kind, device) = place.options;
-        let layout = model.layout.targets();
-        let windows = Windows::new(layout, place.target_window, place.world)?;
-        let mut output = self.output(out, &both, &windows, place.world)?;
-        let mut progress = Progress::new(self.samples.len(), place.world);
-        let board = Scoreboard::new(scoring.report.metrics(), 1);
-        let mut outcome = Outcome { errors: vec![Vec::new()], first: None, persistence: Vec::new(), board };
-        for (index, &sample) in self.samples.iter().enumerate() {
-            let own = &[sample][..model.layout.own(&[0])?.len()];
-            let read = |data: &dyn Dataset, window: &[Range<usize>], names: &[String]| -> Result<Tensor> {
-                let fields = data.read(&Window::still(window), own, &as_str(names))?;
-                Ok(fields.f_select(1, 0)?.f_to_device(device)?.f_to_kind(kind)?)
-            };
-            let from = read(&*source.data, place.window, &source.inputs)?;
-            let to = read(&**source.targets(), place.target_window, &source.targets)?;
-            let start = Start { part: self.part(index), ..Start::of_frame(&from, 1, &[]) };
-            let members = boxed(model.roll_out_members(start, 1))?;
-            let single = |members: &L::Array| scoring::single(members, from.dim());
-            let predicted = members.iter().map(single).collect::<Result<Vec<_>>>()?;
-            let (input, target) = (model.layout.array(&from, 1)?, layout.array(&to, 1)?);
-            outcome.errors[0].extend(boxed(model.errors_of(&predicted[0], &target))?);
-            scoring.add(&mut outcome.board, layout, (1, 1), &members[0], (&target, &to))?;
-            if index == 0 {
-                outcome.first = Some(Shown::of(&input, &[target], &predicted)?);
-            }
-            for (names, fields) in [(inputs, &input), (&source.targets, &predicted[0])] {
-                if names.is_empty() {
-                    continue;
-                }
-                output.put(&windows, (layout, fields), |writer, points, values| {
-                    self.write(writer, (index, 0), names, (points, values))
-                })?;
-            }
-            output.check(place.world)?;
-            progress.predicted(index + 1);
+    /// Variables of the inputs that are written: of samples without time those of the same data set as the targets.
+    pub(super) fn written_inputs(&self) -> &[String] {
+        match self.source.has_steps() || self.source.has_own_targets() {
+            true => &[],
+            false => &self.source.inputs,
         }
-        output.finish(place.world)?;
-        Ok(outcome)
     }
 
     /// A file like the data set that was read; of trajectories, of the frames from the first one on. All ranks call.
-    fn output(
+    pub(super) fn output(
         &self,
-        (path, attributes): (&Path, &[(&'static str, String)]),
-        variables: &[String],
+        (path, attributes): Out<'_>,
         windows: &Windows<'_>,
         world: &Group,
     ) -> Result<Output> {
         let mut names: Vec<String> = Vec::new();
-        variables.iter().for_each(|name| {
+        self.written_inputs().iter().chain(&self.source.targets).for_each(|name| {
             if !names.contains(name) {
                 names.push(name.clone());
             }
@@ -262,7 +139,7 @@ impl Prediction<'_> {
     }
 
     /// Times of the frame to start from and of each step; those beyond the data are a usual step apart, which
-    /// [`of_trajectories`](Self::of_trajectories) has checked is known.
+    /// [`check_times`](Self::check_times) has checked is known.
     pub(super) fn times(&self) -> Vec<f64> {
         let Some(times) = self.source.data.times() else { return Vec::new() };
         let interval = time_step(&*self.source.data, &*self.source.parts.train.data).unwrap_or(f64::NAN);
@@ -280,7 +157,7 @@ impl Prediction<'_> {
     }
 
     /// Writes a window of a frame, `[1, channel, spatial…]`, of a sample, a variable after the other.
-    fn write(
+    pub(super) fn write(
         &self,
         writer: &mut dyn DatasetWriter,
         (sample, at): (usize, usize),
@@ -336,41 +213,11 @@ fn time_step(data: &dyn Dataset, training: &dyn Dataset) -> Option<f64> {
     }
 }
 
-/// Fields with NaN where what they were predicted from is missing, if missing values are masked. Diagnostic variables are not
-/// predicted from themselves.
-fn gaps<L, F>(model: &FieldModel<L, F>, fields: &L::Array, from: &L::Array) -> Result<L::Array, BoxError>
-where
-    L: FieldLayout,
-    F: Forward<L::Array>,
-{
-    if model.missing.is_none() {
-        return Ok(fields.shallow_clone());
-    }
-    let prognostic = model.roles.as_ref().map(|roles| roles.prognostic as i64);
-    let present = model.layout.map(from, |local| {
-        let present = local.f_isnan()?.f_logical_not()?;
-        let channels = present.size()[1];
-        Ok(match prognostic.filter(|prognostic| *prognostic < channels) {
-            None => present,
-            Some(prognostic) => {
-                let others = present.f_narrow(1, prognostic, channels - prognostic)?.f_ones_like()?;
-                Tensor::f_cat(&[present.f_narrow(1, 0, prognostic)?, others], 1)?
-            }
-        })
-    })?;
-    let none = fields.constant(&Tensor::from(f64::NAN).f_to_kind(fields.kind())?)?;
-    Ok(present.select_where(fields, &none)?)
-}
-
-fn boxed<T>(result: Result<T, BoxError>) -> Result<T> {
-    result.map_err(anyhow::Error::from_boxed)
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
-    use isobar_data::{DataVariable, Dim, Result, TimeUnit};
+    use isobar_data::{DataVariable, Dim, Result, TimeUnit, Window};
 
     use super::*;
 

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use isobar_collectives::Group;
 use isobar_data::DatasetWriter;
-use isobar_train::FieldLayout;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
@@ -63,12 +62,18 @@ impl Output {
         }
     }
 
-    /// Brings fields of one sample to the ranks that write them, which hand them to `write` with their points; [`check`](Self::check)
-    /// tells all ranks of an error of one. All ranks call.
-    pub(super) fn put<L: FieldLayout>(
+    /// Returns whether the file takes complete frames only. The same on all ranks.
+    pub(super) fn takes_frames(&self) -> bool {
+        self.route == Route::Frames
+    }
+
+    /// Brings fields of a round's sample to the ranks that write them, which hand them to `write` with their points;
+    /// [`check`](Self::check) tells all ranks of an error of one. `local` is this rank's window of its own samples of the round. All
+    /// ranks call.
+    pub(super) fn put(
         &mut self,
         windows: &Windows<'_>,
-        (layout, fields): (&L, &L::Array),
+        (sample, local): (usize, &Tensor),
         mut write: impl FnMut(&mut dyn DatasetWriter, &[Range<usize>], &Tensor) -> Result<()>,
     ) -> Result<()> {
         let (writer, failed) = (&mut self.writer, &mut self.failed);
@@ -79,13 +84,13 @@ impl Output {
             Ok(())
         };
         match &self.route {
-            Route::Tiles(tile, _) => windows.spread(layout, fields, tile, write),
-            route => windows.bring(layout, fields, *route == Route::Windows, write),
+            Route::Tiles(tile, _) => windows.spread((sample, local), tile, write),
+            route => windows.bring((sample, local), *route == Route::Windows, write),
         }
     }
 
     /// Fails on all ranks if one could not write, so that none writes any more when rank 0 removes what is not finished. All ranks
-    /// call, after each sample.
+    /// call, after each step.
     pub(super) fn check(&mut self, world: &Group) -> Result<()> {
         let failed = self.failed.take().map_or(Ok(()), Err);
         all_ok(world, failed.map(|()| (Vec::new(), ())))?;

@@ -9,6 +9,7 @@ mod fields;
 mod first_stage;
 mod identity;
 mod kept;
+mod opened;
 pub(crate) mod picture;
 mod portion;
 mod ranks;
@@ -27,14 +28,14 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use isobar_array::{Array, Generator};
 use isobar_collectives::Group;
-use isobar_data::{Normalizer, Part, Parts, missing_frames, usual_step};
-use isobar_manager::DistributedManager;
-use isobar_models::{Batch, FieldSpec, ModelConfig};
+use isobar_data::Normalizer;
+use isobar_manager::{DeviceMesh, DistributedManager};
+use isobar_models::{FieldSpec, Model, ModelConfig};
 use isobar_shard::{ParallelRegion, ParamStore};
-use isobar_train::config::{DataConfig, Predict};
+use isobar_train::config::Predict;
 use isobar_train::{
     DenseFields, FieldLayout, Forward, Network, Parameters, Ranks, ShardedFields, Variable, VariableError,
-    idle_ranks, on_mesh,
+    on_mesh,
 };
 use serde::{Deserialize, Serialize};
 use tch::{Device, Tensor};
@@ -45,6 +46,7 @@ use self::first_stage::FirstStage;
 pub(crate) use self::first_stage::{Used, best_or_newest, check_beside};
 pub(crate) use self::identity::{identity, other_meaning, shown};
 pub(crate) use self::kept::stamps;
+use self::opened::Opened;
 use self::ranks::Arrangement;
 pub(crate) use self::resume::claim;
 pub(crate) use self::roles::as_str;
@@ -165,101 +167,124 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
     let world = manager.group(None)?;
     let first_stage = FirstStage::open(config, job.goes_on_from().as_deref(), &world)?;
     // From the configuration and the file's header, before anything is allocated or read.
-    let opened = Source::open(&config.data, config.model.time_unit()).and_then(|source| {
-        if J::TRAINS {
-            source.has_samples(&config.data)?;
-        }
-        let mut fields = source.spec(&config.data)?;
-        let conditions = source.names.conditions(&*source.data, &config.data, &fields)?;
-        if let Some(conditions) = &conditions {
-            fields.in_channels -= conditions.count;
-        }
-        let given = given(&fields, conditions.is_some());
-        first_stage.iter().try_for_each(|stage| stage.check(&given))?;
-        config.check_fields(&fields, conditions.is_some())?;
-        let given = given.map(|fields| config.fields_of_model(fields));
-        check_model(&config.model, &given)?;
-        let [fields, _] = given;
-        Ok((Vec::new(), (source, fields, conditions)))
-    });
-    let ((source, fields, conditions), _) = all_ok(&world, opened)?;
-    room::check(&world, &arrangement, config, &fields, device, J::TRAINS)?;
+    let opened = Opened::new(config, first_stage.as_ref(), J::TRAINS);
+    let (opened, _) = all_ok(&world, opened.map(|opened| (Vec::new(), opened)))?;
+    room::check(&world, &arrangement, config, &opened.fields, device, J::TRAINS)?;
     let Arrangement { ranks, model, domain } = arrangement;
     if world.rank() == 0 {
-        warn_of_gaps(&source, J::TRAINS);
-        warn_of_steps(&source, J::TRAINS);
-        if J::TRAINS {
-            warn_of_shared_files(&source, &config.data);
-        }
+        opened.warn(config, domain.as_ref(), J::TRAINS);
     }
-    if let Some(mesh) = &domain
-        && J::TRAINS
-        && world.rank() == 0
-    {
-        let warnings = idle_ranks(mesh, config.model.sharding().grid(), "tokens");
-        warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-    }
-    let store = || {
-        let options = (config.train.precision.kind(), device);
-        let store = ParamStore::new(Generator::new(config.run.seed)).with_options(options.0, options.1);
-        store.with_region(ParallelRegion::new(model.clone()))
-    };
-    let (mut store, mut of_first) = (store(), store());
+    let start = Start { config, device, opened, first_stage, model };
     match domain {
-        None => {
-            let load = |stage: &FirstStage| {
-                let network = stage.model.build(&mut of_first)?;
-                stage.load((network, conditions), Parameters::from_store(&of_first, &model)?, &world)
-            };
-            let (regression, used) = first_stage.as_ref().map(load).transpose()?.unzip();
-            let network = Network::new(config.model.build(&mut store)?).conditioned(conditions);
-            let forward = for_task(config, &fields, network).after(regression);
-            let parameters = Parameters::from_store(&store, &model)?;
-            job.run(made((config, device, source), (ranks, used), parameters, |_| Ok(DenseFields), forward)?)
-        }
-        Some(mesh) => {
-            // Gradients are summed over the mesh in buckets, while backward goes on.
-            let sharding = config.model.sharding();
-            let load = |stage: &FirstStage| {
-                let sharding = stage.model.sharding();
-                let (mut params, _) = on_mesh(&mut of_first, &mesh, &world, &sharding, false)?;
-                let network = stage.model.build(&mut params)?;
-                stage.load((network, conditions), Parameters::on_mesh(&of_first, &mesh)?, &world)
-            };
-            let (regression, used) = first_stage.as_ref().map(load).transpose()?.unzip();
-            let (mut params, ranks) = on_mesh(&mut store, &mesh, &world, &sharding, J::TRAINS)?;
-            let network = Network::new(config.model.build(&mut params)?).conditioned(conditions);
-            let forward = for_task(config, &fields, network).after(regression);
-            if let Some(pattern) = params.unmatched().first() {
-                bail!(Exit::Usage.because(format!(
-                    "the sharding of model.type = {:?} names parameters {pattern:?}, which the model does not have; mend its \
-                     `Architecture::sharding`",
-                    config.model.name()
-                )));
-            }
-            let lay_out = |source: &Source| {
-                let layout = ShardedFields::new(&mesh, &source.extents())?;
-                Ok(layout.with_targets(&source.target_extents())?)
-            };
-            let parameters = Parameters::on_mesh(&store, &mesh)?;
-            job.run(made((config, device, source), (ranks, used), parameters, lay_out, forward)?)
-        }
+        None => start.with_full_fields(ranks, job),
+        Some(mesh) => start.on_mesh(&mesh, &world, job),
     }
 }
 
-/// The fields as a model is given them, and the same without conditions of samples.
-fn given(fields: &FieldSpec, has_conditions: bool) -> [FieldSpec; 2] {
-    let mut given = fields.clone();
-    if has_conditions {
-        given.arrays.extend([Batch::<()>::CONDITIONS, Batch::<()>::CLASS_LABELS].map(str::to_owned));
-    }
-    [given, fields.clone()]
+/// A run whose network is not made yet.
+struct Start<'a> {
+    config: &'a Config,
+    device: Device,
+    opened: Opened,
+    first_stage: Option<FirstStage>,
+    /// Ranks that share a model's channels.
+    model: Group,
 }
 
-/// The network of the run's model for its task, on such fields.
-fn for_task<A: Array>(config: &Config, fields: &FieldSpec, network: Network<A>) -> Network<A> {
-    let network = network.refining(config.model.coarsening(fields)).denoising(config.model.denoises());
-    network.objective(config.task.clone(), config.run.seed)
+impl Start<'_> {
+    /// Makes the network on full fields, and does the job. All ranks call.
+    fn with_full_fields<J: Job>(self, ranks: Ranks, job: J) -> Result<J::Out> {
+        let Self { config, model, .. } = &self;
+        let (mut store, mut of_first) = (self.store(), self.store());
+        let load = |stage: &FirstStage| {
+            let network = stage.model.build(&mut of_first)?;
+            let parameters = Parameters::from_store(&of_first, model)?;
+            stage.load((network, self.opened.conditions), parameters, &ranks.world)
+        };
+        let (regression, used) = self.first_stage.as_ref().map(load).transpose()?.unzip();
+        let forward = self.network(config.model.build(&mut store)?).after(regression);
+        let parameters = Parameters::from_store(&store, model)?;
+        job.run(self.made((ranks, used), parameters, |_| Ok(DenseFields), forward)?)
+    }
+
+    /// Makes the network on fields and parameters that are split over a mesh, and does the job. All ranks call.
+    fn on_mesh<J: Job>(self, mesh: &DeviceMesh, world: &Group, job: J) -> Result<J::Out> {
+        let config = self.config;
+        let (mut store, mut of_first) = (self.store(), self.store());
+        let load = |stage: &FirstStage| {
+            let (mut params, _) = on_mesh(&mut of_first, mesh, world, &stage.model.sharding(), false)?;
+            let network = stage.model.build(&mut params)?;
+            stage.load((network, self.opened.conditions), Parameters::on_mesh(&of_first, mesh)?, world)
+        };
+        let (regression, used) = self.first_stage.as_ref().map(load).transpose()?.unzip();
+        // Gradients are summed over the mesh in buckets, while backward goes on.
+        let (mut params, ranks) = on_mesh(&mut store, mesh, world, &config.model.sharding(), J::TRAINS)?;
+        let forward = self.network(config.model.build(&mut params)?).after(regression);
+        if let Some(pattern) = params.unmatched().first() {
+            bail!(Exit::Usage.because(format!(
+                "the sharding of model.type = {:?} names parameters {pattern:?}, which the model does not have; mend its \
+                 `Architecture::sharding`",
+                config.model.name()
+            )));
+        }
+        let lay_out = |source: &Source| {
+            let layout = ShardedFields::new(mesh, &source.extents())?;
+            Ok(layout.with_targets(&source.target_extents())?)
+        };
+        let parameters = Parameters::on_mesh(&store, mesh)?;
+        job.run(self.made((ranks, used), parameters, lay_out, forward)?)
+    }
+
+    /// An empty store of parameters.
+    fn store(&self) -> ParamStore {
+        let store = ParamStore::new(Generator::new(self.config.run.seed));
+        let store = store.with_options(self.config.train.precision.kind(), self.device);
+        store.with_region(ParallelRegion::new(self.model.clone()))
+    }
+
+    /// The run's model as a network for its task.
+    fn network<A: Array>(&self, model: Box<dyn Model<A>>) -> Network<A> {
+        let Self { config, opened, .. } = self;
+        let network = Network::new(model).conditioned(opened.conditions);
+        let network = network.refining(config.model.coarsening(&opened.fields));
+        network.denoising(config.model.denoises()).objective(config.task.clone(), config.run.seed)
+    }
+
+    /// Lays out the fields, and reads this rank's window of positions and static fields. All ranks call.
+    fn made<L: FieldLayout, F>(
+        self,
+        (ranks, regression): (Ranks, Option<Used>),
+        (params, buffers): (Parameters, Vec<(String, Tensor)>),
+        lay_out: impl FnOnce(&Source) -> Result<L>,
+        forward: F,
+    ) -> Result<Run<L, F>> {
+        let Self { config, device, opened: Opened { source, .. }, .. } = self;
+        let laid_out = lay_out(&source).and_then(|layout| {
+            let window = layout.window(&source.extents())?;
+            let target_window = layout.targets().window(&source.target_extents())?;
+            let positions = config.data.positions.then(|| source.positions(&window)).transpose()?;
+            let kind = config.train.precision.kind();
+            let positions =
+                positions.map(|positions| positions.f_to_device(device)?.f_to_kind(kind)).transpose()?;
+            let statics = Statics::read(&source, &window, config.data.fill)?;
+            Ok((Vec::new(), (layout, [window, target_window], positions, statics)))
+        });
+        let ((layout, [window, target_window], positions, statics), _) = all_ok(&ranks.world, laid_out)?;
+        Ok(Run {
+            source,
+            layout,
+            window,
+            target_window,
+            positions,
+            statics,
+            forward,
+            params,
+            buffers,
+            regression,
+            ranks,
+            device,
+        })
+    }
 }
 
 /// Compares a model with the fields that it is given; one that is given conditions must read them.
@@ -273,89 +298,6 @@ fn check_model(model: &ModelConfig, [given, without]: &[FieldSpec; 2]) -> Result
         )));
     }
     Ok(())
-}
-
-/// Warns of validation files that training reads, too.
-fn warn_of_shared_files(source: &Source, config: &DataConfig) {
-    let cuts = [&config.train_times, &config.validation_times].into_iter().any(Option::is_some);
-    if config.validation_path.is_none() || cuts {
-        return;
-    }
-    let Parts { train, validation, .. } = &source.parts;
-    let train = train.data.files();
-    if let Some(shared) = validation.data.files().into_iter().find(|file| train.contains(file)) {
-        tracing::warn!("{} is in data.path and in data.validation_path", shared.display());
-    }
-}
-
-/// Warns of data with another time step than that of the training samples.
-fn warn_of_steps(source: &Source, trains: bool) {
-    let Parts { train, validation, test, .. } = &source.parts;
-    let other =
-        if trains { Some((validation, "validation")) } else { test.as_ref().map(|test| (test, "test")) };
-    let steps = |part: &Part| usual_step(part.data.times()?);
-    if let Some((part, name)) = other
-        && let (Some(own), Some(known)) = (steps(part), steps(train))
-        && (own - known).abs() > 0.01 * known.abs()
-    {
-        tracing::warn!(
-            "the time step of the {name} data {} is {own}, that of the training data {known}; the network predicts steps of {known}",
-            part.data.path().display()
-        );
-    }
-}
-
-/// Warns of frames that are missing in the data that are used.
-fn warn_of_gaps(source: &Source, trains: bool) {
-    let Parts { train, validation, test, .. } = &source.parts;
-    let (train, validation) = ((train, "train"), (validation, "validation"));
-    let used = match (trains, test) {
-        (true, _) => vec![train, validation],
-        (false, Some(test)) => vec![(test, "test")],
-        (false, None) => vec![validation],
-    };
-    let mut known: Vec<String> = Vec::new();
-    for (part, name) in used {
-        let Some(found) = missing_frames(&*part.data).filter(|found| !known.contains(found)) else {
-            continue;
-        };
-        tracing::warn!("{found}; a step spans the gap; select a range of times with data.{name}_times");
-        known.push(found);
-    }
-}
-
-fn made<L: FieldLayout, F>(
-    (config, device, source): (&Config, Device, Source),
-    (ranks, regression): (Ranks, Option<Used>),
-    (params, buffers): (Parameters, Vec<(String, Tensor)>),
-    lay_out: impl FnOnce(&Source) -> Result<L>,
-    forward: F,
-) -> Result<Run<L, F>> {
-    let laid_out = lay_out(&source).and_then(|layout| {
-        let window = layout.window(&source.extents())?;
-        let target_window = layout.targets().window(&source.target_extents())?;
-        let positions = config.data.positions.then(|| source.positions(&window)).transpose()?;
-        let kind = config.train.precision.kind();
-        let positions =
-            positions.map(|positions| positions.f_to_device(device)?.f_to_kind(kind)).transpose()?;
-        let statics = Statics::read(&source, &window, config.data.fill)?;
-        Ok((Vec::new(), (layout, [window, target_window], positions, statics)))
-    });
-    let ((layout, [window, target_window], positions, statics), _) = all_ok(&ranks.world, laid_out)?;
-    Ok(Run {
-        source,
-        layout,
-        window,
-        target_window,
-        positions,
-        statics,
-        forward,
-        params,
-        buffers,
-        regression,
-        ranks,
-        device,
-    })
 }
 
 /// Returns this rank's value and all ranks' bytes; an error on all ranks if one has failed. All ranks must call.
@@ -373,46 +315,10 @@ pub(crate) fn all_ok<T>(world: &Group, own: Result<(Vec<u8>, T)>) -> Result<(T, 
 
 #[cfg(test)]
 mod tests {
-    use isobar_models::{DitConfig, EdmPreconditionerConfig, PerDim};
-    use isobar_train::DiffusionConfig;
-    use isobar_train::objective::ObjectiveKind;
     use rstest::rstest;
     use serde_json::json;
 
     use super::*;
-
-    /// Samples of one field, with or without scalars as conditions; a denoiser's input has the channel of the targets, too.
-    #[rstest]
-    fn conditions_that_no_model_reads_are_refused(
-        #[values(false, true)] denoises: bool,
-        #[values(false, true)] has_conditions: bool,
-        #[values(None, Some(2))] condition_dim: Option<usize>,
-    ) {
-        let dit = ModelConfig::new(DitConfig {
-            patch_size: PerDim::All(2),
-            out_channels: Some(1),
-            hidden_size: 8,
-            depth: 1,
-            num_heads: 2,
-            condition_dim,
-            ..DitConfig::new([12, 10], 1 + usize::from(denoises))
-        });
-        let (model, task) = match denoises {
-            false => (dit, ObjectiveKind::default()),
-            true => (ModelConfig::new(EdmPreconditionerConfig::new(dit)), DiffusionConfig::default().into()),
-        };
-        let config = Config { model, task, ..Config::default() };
-        let fields =
-            FieldSpec { extents: vec![12, 10], in_channels: 1, out_channels: 1, ..FieldSpec::default() };
-        let given = given(&fields, has_conditions).map(|fields| config.fields_of_model(fields));
-        let words = match (has_conditions, condition_dim) {
-            (false, None) | (true, Some(_)) => return check_model(&config.model, &given).unwrap(),
-            (true, None) => "takes no conditions",
-            (false, Some(_)) => "the model reads the array \"conditions\"",
-        };
-        let error = check_model(&config.model, &given).unwrap_err().to_string();
-        assert!(error.contains(words), "{error}");
-    }
 
     /// A model whose outputs are not on the targets' grid; the error names the key that mends it.
     #[rstest]

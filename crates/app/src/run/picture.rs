@@ -26,6 +26,8 @@ const POINTS: usize = 512;
 /// Planes of a prediction that a picture shows, on the CPU.
 pub(crate) struct Shown {
     input: Tensor,
+    /// The steps to show.
+    steps: Vec<usize>,
     frames: Vec<Frame>,
 }
 
@@ -39,20 +41,36 @@ struct Frame {
 }
 
 impl Shown {
-    /// Of samples `[sample, channel, spatial…]`, what truly came of them after each step, as far as it is known, and what a
+    /// Shows samples `[sample, channel, spatial…]`, what truly came of them after each step, as far as it is known, and what a
     /// network made of them. All ranks that share the fields call; what they exchange are the planes that are shown.
     pub(crate) fn of<A: Array>(input: &A, truth: &[A], prediction: &[A]) -> Result<Self> {
-        let steps = prediction.len();
-        let shown = steps.min(if is_line(&input.shape()) { LINES } else { FRAMES });
-        let frame = |count: usize| -> Result<Frame> {
-            let step = (count * steps).div_ceil(shown);
-            let predicted = &prediction[step - 1];
-            let compare =
-                |target: &A| -> Result<_> { Ok((plane(target)?, relative_l2_errors(predicted, target)?)) };
-            let truth = truth.get(step - 1).map(compare).transpose()?;
-            Ok(Frame { step, prediction: plane(predicted)?, truth })
-        };
-        Ok(Self { input: plane(input)?, frames: (1..=shown).map(frame).collect::<Result<_>>()? })
+        let mut shown = Self::begin(input, prediction.len())?;
+        for (at, predicted) in prediction.iter().enumerate() {
+            shown.add(at + 1, predicted, truth.get(at))?;
+        }
+        Ok(shown)
+    }
+
+    /// Shows samples `[sample, channel, spatial…]` from which `steps` steps are predicted, which [`add`](Self::add) gives. All ranks
+    /// that share the fields call.
+    pub(crate) fn begin<A: Array>(input: &A, steps: usize) -> Result<Self> {
+        let most = if is_line(&input.shape()) { LINES } else { FRAMES };
+        let shown = steps.min(most);
+        let steps = (1..=shown).map(|count| (count * steps).div_ceil(shown)).collect();
+        Ok(Self { input: plane(input)?, steps, frames: Vec::new() })
+    }
+
+    /// Adds the prediction after a step, from 1 on, and the truth if it is known; leaves steps out that are not shown. All ranks that
+    /// share the fields call, step by step.
+    pub(crate) fn add<A: Array>(&mut self, step: usize, predicted: &A, truth: Option<&A>) -> Result<()> {
+        if !self.steps.contains(&step) {
+            return Ok(());
+        }
+        let compare =
+            |target: &A| -> Result<_> { Ok((plane(target)?, relative_l2_errors(predicted, target)?)) };
+        let truth = truth.map(compare).transpose()?;
+        self.frames.push(Frame { step, prediction: plane(predicted)?, truth });
+        Ok(())
     }
 
     /// Draws the first sample: frames of a trajectory, or a pair's input, truth, prediction and error.

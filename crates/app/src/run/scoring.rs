@@ -7,9 +7,10 @@ use anyhow::{Result, bail};
 use isobar_array::Array;
 use isobar_collectives::Group;
 use isobar_data::{Dataset, Dim, Window, check_alike};
+use isobar_train::loss::{masked_variable_errors, variable_errors};
 use isobar_train::metric::{Forecast, Report, Scoreboard, Scores};
-use isobar_train::{BoxError, FieldLayout, Latitudes, Variable, Weights};
-use tch::{Kind, Tensor};
+use isobar_train::{BoxError, FieldLayout, Latitudes, Variable, VariableError, Weights};
+use tch::{Kind, TchError, Tensor};
 
 use super::all_ok;
 use super::errors::aligned;
@@ -60,6 +61,21 @@ impl Scoring {
         Ok(Self { weights, report, masks })
     }
 
+    /// Computes the errors of forecasts, on physical values, of each sample and variable. All ranks of the layout call, and all get
+    /// them.
+    pub(crate) fn errors<L: FieldLayout>(
+        &self,
+        layout: &L,
+        prediction: &L::Array,
+        target: &L::Array,
+    ) -> Result<Vec<Vec<VariableError>>> {
+        if !self.masks {
+            return Ok(variable_errors(prediction, target)?);
+        }
+        let present = layout.map(target, |local| Ok(present(local)?)).map_err(anyhow::Error::from_boxed)?;
+        Ok(masked_variable_errors(prediction, target, &present)?)
+    }
+
     /// Adds a forecast of `count` samples to a board. All ranks of the layout call.
     pub(crate) fn add<L: FieldLayout>(
         &self,
@@ -74,13 +90,17 @@ impl Scoring {
         }
         let lay_out = |window: &Tensor| layout.array(window, count);
         let made = || -> Result<Forecast<L::Array>, BoxError> {
-            let present = self.masks.then(|| local.f_isnan().and_then(|missing| missing.f_logical_not()));
-            let present = present.transpose()?;
+            let present = self.masks.then(|| present(local)).transpose()?;
             let weights = self.weights.of_fields(target, local, present.as_ref(), lay_out)?;
             Ok(self.report.forecast(prediction, (target, local), weights, lay_out)?)
         };
         Ok(board.add(step, &made().map_err(anyhow::Error::from_boxed)?)?)
     }
+}
+
+/// True where a field has a value.
+fn present(field: &Tensor) -> Result<Tensor, TchError> {
+    field.f_isnan()?.f_logical_not()
 }
 
 /// The spatial dim of latitudes.
