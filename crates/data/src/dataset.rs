@@ -227,8 +227,9 @@ fn over_points(
 
 /// A file of predictions.
 pub trait DatasetWriter {
-    /// Writes consecutive frames of one variable and sample, from `first` on: `[frame, channel, x, …]`. Frames of several
-    /// samples may come in turn; a writer that takes complete frames only gets one sample after the other. A variable that [is static](DataVariable::is_static) is written once, as frame 0 of sample 0; one that
+    /// Writes consecutive frames of one variable and sample, from `first` on: `[frame, channel, x, …]`. A writer that
+    /// takes windows may get frames of several samples in turn; any other writer gets one sample after the other. A variable
+    /// that [is static](DataVariable::is_static) is written once, as frame 0 of sample 0; one that
     /// [is uniform](DataVariable::uniform) has one point along each dim.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use isobar_shard::ParameterLayouts;
 
 /// Split of a model's parameters and inputs over named axes of the mesh. A model's own code says nothing of ranks; this
-/// stands beside it, in the `sharding.rs` of its folder, or with its configuration where it depends on it.
+/// stands beside it, in the `sharding.rs` of its folder, or next to its configuration if it depends on that.
 ///
 /// Axes that a mesh lacks are ignored, and parameters without a declaration are replicated.
 ///

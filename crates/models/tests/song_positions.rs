@@ -402,7 +402,7 @@ fn positions_alone_refer_to_the_model_with_lead_times(#[case] key: &str, #[case]
         let _ = serde_json::from_value::<ModelConfig>(table.clone()).unwrap();
         table[key] = value.clone();
         let error = serde_json::from_value::<ModelConfig>(table).unwrap_err().to_string();
-        assert!(error.contains(key) && error.contains("take song_unet_pos_lt_embd"), "{error}");
+        assert!(error.contains(key) && error.contains("use song_unet_pos_lt_embd"), "{error}");
     }
 }
 

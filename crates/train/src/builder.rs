@@ -436,8 +436,8 @@ impl Trainer {
         objective.check(&setup)?;
         if let Some(stage) = objective.first_stage() {
             let found =
-                format!("{} = {}, a run whose network is called first", stage.key, stage.folder.display());
-            let expected = "a task without a first stage; `isobar train` calls that of a task";
+                format!("{} = {}, a run that the task starts from", stage.key, stage.folder.display());
+            let expected = "a task without a first stage; `isobar train` runs such tasks";
             return Err(Error::invalid("the task", found, expected).into());
         }
         let fields = FieldSpec {

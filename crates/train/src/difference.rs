@@ -55,8 +55,8 @@ pub fn differences(saved: &Value, now: &Value) -> Vec<Difference> {
     found
 }
 
-/// Compares two identities of runs, or two models. How much memory a run may take, in a model or one inside it, is no part of them,
-/// nor are keys that the model does not read ([`Architecture::unread`](isobar_models::Architecture::unread)).
+/// Compares two identities of runs, or two models. Settings of memory use, in a model or one inside it, are ignored, and so are
+/// keys that the model does not read ([`Architecture::unread`](isobar_models::Architecture::unread)).
 pub fn identity_differences(saved: &Value, now: &Value) -> Vec<Difference> {
     let unread = [saved, now].map(unread_keys).concat();
     let [saved, now] = [saved, now].map(|identity| {

@@ -72,7 +72,7 @@ pub(super) fn run(args: &MakeArgs) -> Result<Exit> {
     Ok(Exit::Good)
 }
 
-/// The TOML file that `name` names, unless it is the name of a system: a folder may be called the same.
+/// Returns the TOML file that `name` names, or `None` if that is the name of a system: a folder of the same name is no input.
 fn recipe(name: &str) -> Option<&Path> {
     let path = Path::new(name);
     path.extension().is_some_and(|extension| extension == "toml").then_some(path)

@@ -29,11 +29,11 @@ pub(crate) enum DataCommand {
 Example:
   isobar data darcy --out data/darcy.h5 --samples 512 --size 64 --seed 1")]
     Darcy(darcy::DarcyArgs),
-    /// Solve the flow of shallow water on the rotating Earth and write it as NetCDF or Zarr
+    /// Solve the flow of shallow water on the rotating Earth and write it as NetCDF, Zarr or HDF5
     ///
     /// Two jets, one in each hemisphere, break up into eddies: eastward and northward wind `u` and `v` in m/s, and depth `h` in m, over
-    /// time, latitude and longitude. A spherical-harmonic transform model solves the equations in float64. The default makes the data of
-    /// configs/shallow_water.toml, in some minutes.
+    /// time, latitude and longitude. A spherical-harmonic transform model solves the equations in float64. Without options
+    /// it makes the data of configs/shallow_water.toml, in some minutes.
     #[command(after_long_help = "\
 Examples:
   isobar data shallow_water --out runs/data/shallow_water.nc

@@ -17,7 +17,7 @@ pub(crate) struct ShallowWaterArgs {
     /// The file to write, in the format of its extension, such as .nc or .zarr; folders that are missing are made
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Days from the start to the end
+    /// Length of the flow in days; the last frame is one interval before its end
     #[arg(long, default_value_t = 10)]
     days: usize,
     /// Hours between frames
@@ -26,10 +26,10 @@ pub(crate) struct ShallowWaterArgs {
     /// Largest degree of the model's spherical harmonics
     #[arg(long, default_value_t = 85)]
     truncation: usize,
-    /// Latitudes of the grid that is written, which has twice as many longitudes
+    /// Number of latitudes of the grid that is written, which has twice as many longitudes
     #[arg(long, default_value_t = 48)]
     latitudes: usize,
-    /// Seed of places and heights of the bumps; those of the configurations where not given
+    /// Seed of the longitudes and heights of the bumps; without it, they are those of the configurations' data
     #[arg(long)]
     seed: Option<u64>,
 }

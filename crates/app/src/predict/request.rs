@@ -16,7 +16,7 @@ impl Prediction<'_> {
         let Some(ranges) = &self.args.samples else {
             let kept: Vec<usize> = source.parts.predicted().samples.clone().collect();
             if kept.is_empty() {
-                bail!(Exit::Usage.because("there is no sample to predict: name some with --samples"));
+                bail!(Exit::Usage.because("no samples to predict; select some with --samples"));
             }
             return Ok(kept);
         };
@@ -43,7 +43,7 @@ impl Prediction<'_> {
         let Some(times) = source.data.times() else {
             if args.start.is_some_and(|start| start != 0) || args.steps.is_some_and(|steps| steps != 1) {
                 bail!(Exit::Usage.because(format!(
-                    "samples of {} have no steps: leave --start and --steps away",
+                    "samples of {} have no steps: omit --start and --steps",
                     source.path()
                 )));
             }
@@ -65,7 +65,7 @@ impl Prediction<'_> {
         }
         if members > 1 && steps > 1 {
             bail!(Exit::Usage.because(format!(
-                "[task] has {members} members, and {steps} steps are asked for: ensembles are of one step; --steps=1, or --set \
+                "[task] has {members} members, and {steps} steps are requested: ensembles are of one step; --steps=1, or --set \
                  task.members=1"
             )));
         }

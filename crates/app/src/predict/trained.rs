@@ -1,4 +1,4 @@
-//! The trained network of a prediction: its checkpoint, and the check that the configuration still means it.
+//! The trained network of a prediction: its checkpoint, and the check that the configuration still describes it.
 
 use std::ops::Range;
 use std::path::Path;
@@ -23,7 +23,7 @@ use crate::checkpoint::explained;
 use crate::run::{self, Channels, ModelMetadata, Run, Scoring, Source, Used};
 use isobar_command::exit::{Because, Exit};
 
-/// A trained network, and where its data are.
+/// A trained network and its data.
 pub(super) struct Trained<L, F> {
     pub(super) source: Source,
     pub(super) model: FieldModel<L, F>,
@@ -134,11 +134,11 @@ impl Prediction<'_> {
                 path.display()
             )));
         }
-        self.means_the_same(&path, &state.identity)?;
+        self.check_identity(&path, &state.identity)?;
         let trained = Channels::recorded(&state.identity);
         let metadata: ModelMetadata = serde_json::from_value(state.extra).map_err(|error| {
             Exit::Data.because(format!(
-                "{} does not say what its network's numbers mean ({error}); train it with `isobar train`",
+                "{} has no normalization of its inputs and outputs ({error}); train it with `isobar train`",
                 path.display()
             ))
         })?;
@@ -172,9 +172,9 @@ impl Prediction<'_> {
         Exit::Data.because(why).into()
     }
 
-    /// Rejects another network than the checkpoint's: one that was trained on other fields, or to predict something else, or has
-    /// other settings, with which the same parameters would compute something else.
-    fn means_the_same(&self, folder: &Path, trained: &Value) -> Result<()> {
+    /// Rejects a configuration of another network than the checkpoint's: with other fields or targets, or with settings of the model
+    /// with which the same parameters would compute something else.
+    fn check_identity(&self, folder: &Path, trained: &Value) -> Result<()> {
         let now = run::identity(self.config)?;
         // Checkpoints of programs of one's own may have none.
         let both = |key: &str| trained.get(key).zip(now.get(key));

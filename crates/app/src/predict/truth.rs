@@ -11,7 +11,7 @@ use crate::run::as_str;
 /// Most values of frames that are read at a time.
 const PORTION: usize = 4 << 20;
 
-/// Reads this rank's window of the frames of some samples, and keeps one portion of them: best in ascending order.
+/// Reader of this rank's window of some samples' frames. Keeps one portion in memory: read frames in ascending order.
 pub(super) struct Truth<'a> {
     data: &'a dyn Dataset,
     samples: &'a [usize],

@@ -51,8 +51,8 @@ impl Shown {
         Ok(shown)
     }
 
-    /// Shows samples `[sample, channel, spatial…]` from which `steps` steps are predicted, which [`add`](Self::add) gives. All ranks
-    /// that share the fields call.
+    /// Begins the picture of a prediction of `steps` steps from samples `[sample, channel, spatial…]`; [`add`](Self::add) adds the
+    /// steps. All ranks that share the fields call.
     pub(crate) fn begin<A: Array>(input: &A, steps: usize) -> Result<Self> {
         let most = if is_line(&input.shape()) { LINES } else { FRAMES };
         let shown = steps.min(most);

@@ -14,7 +14,7 @@ pub(super) struct BlockConfig {
     pub(super) attention: TokenAttentionConfig,
     /// Scope of the attention's parameters.
     pub(super) attention_scope: &'static str,
-    /// True for a trained token in place of invalid ones.
+    /// True to replace invalid tokens by a trained token.
     pub(super) mask_token: bool,
     pub(super) hidden: i64,
     pub(super) conditioned: bool,

@@ -87,8 +87,8 @@ pub struct DitConfig {
     /// Computes tokenizer and detokenizer in single precision under mixed precision.
     #[serde(default)]
     pub force_tokenization_fp32: bool,
-    /// For attention in windows: gives each block a trained token, which its attention sees in place of the tokens with a point
-    /// that the array `invalid_mask` of the batch marks. The fields must be finite at these points.
+    /// For attention in windows: gives each block a trained token. It replaces, in the input of attention, the tokens that
+    /// contain a point marked by the array `invalid_mask` of the batch. The fields must be finite at these points.
     #[serde(default)]
     pub use_nan_mask_tokens: bool,
     /// Recompute the activations of the blocks in backward: less memory, about a third more time, the same numbers.

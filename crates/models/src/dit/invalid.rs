@@ -1,4 +1,4 @@
-//! From invalid points to invalid tokens.
+//! Mask of invalid tokens from a mask of invalid points.
 
 use isobar_array::{Array, Comparison, Pool};
 use tch::Kind;
@@ -15,7 +15,7 @@ pub(super) struct InvalidTokens {
 }
 
 impl InvalidTokens {
-    /// `enabled` is `use_nan_mask_tokens`.
+    /// Makes it for patches of the extents `patch`; `enabled` is `use_nan_mask_tokens`.
     pub(super) fn new(patch: Vec<i64>, enabled: bool) -> Self {
         Self { patch, enabled }
     }
@@ -27,7 +27,7 @@ impl InvalidTokens {
     /// A mask of another shape, or of a model without mask tokens.
     pub(super) fn check<A: Array>(&self, points: &A, x: &[i64]) -> Result<()> {
         Checker(MODEL).ensure(self.enabled, || {
-            "the batch has an invalid_mask, but the model has no mask tokens; set use_nan_mask_tokens, or leave it out"
+            "the batch has an invalid_mask, but the model has no mask tokens; set use_nan_mask_tokens, or remove the array"
                 .into()
         })?;
         let (got, with_channel) = (points.shape(), [&[x[0], 1], &x[2..]].concat());
@@ -37,7 +37,7 @@ impl InvalidTokens {
         Err(Error::Input {
             model: MODEL,
             got,
-            want: format!("{with_channel:?} for the invalid_mask, or without the 1"),
+            want: format!("{with_channel:?} for the invalid_mask, or without its channel dim"),
         })
     }
 

@@ -12,8 +12,8 @@ pub enum AttentionBackend {
     /// All tokens attend to all, as timm's `Attention`.
     #[default]
     Timm,
-    /// Global attention by NVIDIA's Transformer Engine: not supported. Its state dict has the three parts of timm's `qkv` apart, as
-    /// `qkv.{query,key,value}_{weight,bias}`, and its layer norm of queries and keys another ε, 10⁻⁶.
+    /// Global attention by NVIDIA's Transformer Engine: not supported. Its state dict has timm's `qkv` as three
+    /// tensors, `qkv.{query,key,value}_{weight,bias}`, and its layer norm of queries and keys has ε = 10⁻⁶, not 10⁻⁵.
     TransformerEngine,
     /// Tokens attend to a window around them (Hassani et al., *Neighborhood Attention Transformer*, arXiv:2204.07143).
     Natten2d,

@@ -166,9 +166,10 @@ impl<A: Array> Dit<A> {
         self.forward_masked(x, t, condition, None, mode)
     }
 
-    /// Computes as [`forward`](Self::forward); with `use_nan_mask_tokens` the attention of each block sees its trained token in place
-    /// of the tokens with an invalid point. `invalid_mask` is `[batch, extents…]` or `[batch, 1, extents…]`, true or above 0 at
-    /// invalid points, where `x` must be finite. Without it, all points are valid.
+    /// Computes [`forward`](Self::forward) with a mask of invalid points, which needs `use_nan_mask_tokens`: in the input of each
+    /// block's attention, a trained token replaces the tokens that contain an invalid point. `invalid_mask` is
+    /// `[batch, extents…]` or `[batch, 1, extents…]`, true or above 0 at invalid points, where `x` must be finite. Without it, all
+    /// points are valid.
     ///
     /// # Errors
     ///

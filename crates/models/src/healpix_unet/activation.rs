@@ -73,7 +73,7 @@ impl Function {
 pub(super) struct SharedActivation<A> {
     function: Function,
     layer: Option<ActivationLayer<A>>,
-    /// Cap of the values, a buffer: that of a loaded state dict counts, not the configuration's.
+    /// Cap of the values, a buffer: a loaded state dict replaces the configuration's cap.
     cap: Option<A>,
     first: String,
 }

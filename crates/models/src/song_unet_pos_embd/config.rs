@@ -19,7 +19,7 @@ use crate::size::{built, extrapolate};
 use crate::song_unet::{EmbeddingType, SongUNetConfig};
 use crate::traffic::{Split, Traffic};
 
-/// Keys with which PhysicsNeMo's class refuses to be made, too, and refers to the network with lead times.
+/// Keys of the network with lead times. PhysicsNeMo's class rejects them, too, and refers to that network.
 const LEAD_TIME_KEYS: [&str; 4] =
     ["lead_time_mode", "lead_time_channels", "lead_time_steps", "prob_channels"];
 
@@ -176,7 +176,7 @@ impl SongUNetPosEmbdConfig {
     fn read(mut table: Map<String, Value>) -> serde_json::Result<Self> {
         if let Some(key) = LEAD_TIME_KEYS.into_iter().find(|key| table.contains_key(*key)) {
             return Err(serde_json::Error::custom(format!(
-                "{key} is a key of the network with lead times; take song_unet_pos_lt_embd (SongUNetPosLtEmbd), or remove {key}"
+                "{key} is a key of the network with lead times; use song_unet_pos_lt_embd (SongUNetPosLtEmbd), or remove {key}"
             )));
         }
         Ok(Self { positions: keys::take(&mut table)?, network: keys::network(table)? })

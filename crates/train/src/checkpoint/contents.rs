@@ -42,12 +42,12 @@ pub trait Checkpointed {
     /// [`Error::CheckpointUnfit`] for a checkpoint of something else.
     fn wanted(&self, saved: &CheckpointIndex) -> Result<Vec<ReadRequest>>;
 
-    /// Takes over the wanted boxes, which `saved` reads as they are asked for. All ranks have found theirs undamaged before.
+    /// Restores the state from the wanted boxes, which `saved` reads on request. All ranks have verified the bytes of theirs before.
     ///
     /// # Errors
     ///
-    /// [`Error::CheckpointUnfit`] or [`Error::OptimizerState`] for facts of something else; nothing is changed then. A file that
-    /// cannot be read any more.
+    /// [`Error::CheckpointUnfit`] or [`Error::OptimizerState`] if `facts` do not fit this state, which is then unchanged. A file
+    /// that can no longer be read.
     fn restore(&mut self, facts: Option<&serde_json::Value>, saved: &SavedShards<'_>) -> Result<()>;
 }
 
@@ -315,7 +315,8 @@ impl Contents<'_> {
 }
 
 impl StateTensor {
-    /// Returns whether this tensor of an optimizer takes the values of a checkpoint's, in memory of its own.
+    /// Returns whether the values of the checkpoint's tensor `saved` can be copied into this one: same name, dtype and shape,
+    /// other memory.
     fn takes(&self, saved: &Self) -> bool {
         let alike = (&self.slot, &self.param) == (&saved.slot, &saved.param);
         let (own, saved) = (&self.tensor, &saved.tensor);
@@ -326,11 +327,13 @@ impl StateTensor {
     }
 }
 
-/// A tensor of the optimizer's state as the checkpoint has it, of zeros that take no memory.
+/// Returns a placeholder for a tensor of the checkpoint's optimizer state: its shape and dtype, with zeros that take no memory.
 fn state_tensor(params: &Parameters, want: &ReadRequest, kind: Option<Kind>) -> Result<StateTensor> {
     let name = want.name.strip_prefix(OPTIMIZER).and_then(|name| name.split_once('.'));
     let (Some((slot, param)), Some(kind)) = (name, kind) else {
-        return Err(Error::OptimizerState { reason: format!("{:?} is no tensor of it", want.name) });
+        return Err(Error::OptimizerState {
+            reason: format!("{:?} is not a tensor of this optimizer", want.name),
+        });
     };
     let found = params.get(param);
     let device = found.map_or(Device::Cpu, |param| param.tensor.device());

@@ -209,7 +209,7 @@ impl Opened {
     }
 }
 
-/// The boxes that a rank wants of a checkpoint, each read when it is taken over: values of the whole state are never in memory twice.
+/// Boxes of a checkpoint that a rank wants. Each is read on request, so that the full state is never in memory twice.
 #[derive(Debug)]
 pub struct SavedShards<'a> {
     pub(super) opened: &'a Opened,

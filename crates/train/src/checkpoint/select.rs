@@ -127,7 +127,7 @@ fn names(root: &Path, which: &CheckpointSelector) -> Result<Option<Vec<String>>>
     Ok(Some(found.iter().filter_map(name).collect()))
 }
 
-/// A checkpoint that a rank has found whole, as far as it needs it.
+/// A checkpoint whose boxes for this rank are complete and undamaged.
 struct Read {
     /// By which ranks see that they read the same.
     digest: String,

@@ -525,8 +525,8 @@ impl<'a, T: Task> Run<'a, T> {
     }
 }
 
-/// Loads the checkpoint that the run continues, one of the same run as `fresh`, with so many steps an epoch; or the weights that it
-/// starts from. All ranks call.
+/// Loads the checkpoint from which the run resumes, which must be of the same run as `fresh`, or the weights from which it starts.
+/// All ranks call.
 fn load(
     checkpoints: &Checkpoints,
     contents: &mut Contents<'_>,
@@ -585,7 +585,7 @@ fn continued(state: RunState, fresh: &RunState, metric: Option<String>, resolved
     let best = state.best.filter(|_| !other_metric && !other_data);
     if best != state.best && other_metric {
         tracing::warn!(
-            "the lowest validation error so far is left out: it is another metric, not the {}",
+            "the lowest validation error so far is left out: another metric measured it, not the {}",
             metric.as_deref().unwrap_or("relative L2 error")
         );
     } else if best != state.best {

@@ -1,4 +1,4 @@
-//! Two jets of the middle latitudes in balance, and bumps of the depth that make them unstable.
+//! Two balanced mid-latitude jets, and bumps in the depth that make them unstable.
 
 use std::f64::consts::PI;
 
@@ -23,7 +23,7 @@ pub(super) struct Bump {
     pub(super) latitude: f64,
     /// Longitude of the centre in radians.
     pub(super) longitude: f64,
-    /// Height above the balanced depth in m, which is then multiplied by the cosine of the latitude.
+    /// Height above the balanced depth in m, before multiplication by the cosine of the latitude.
     pub(super) height: f64,
 }
 

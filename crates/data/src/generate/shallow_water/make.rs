@@ -21,7 +21,7 @@ use crate::{Error, Result};
 pub struct ShallowWaterOptions {
     /// Largest degree of the spherical harmonics of the model, 21 to 255.
     pub truncation: usize,
-    /// Number of frames, the first of which is the start: 1 to 100 000.
+    /// Number of frames, including the initial state: 1 to 100 000.
     pub frames: usize,
     /// Hours between frames, 1 to 24.
     pub hours: usize,
@@ -99,14 +99,14 @@ impl ShallowWaterOptions {
 }
 
 /// Solves the shallow-water equations on the rotating Earth, from two jets that become unstable, and writes the flow: `u` and `v` in
-/// m s⁻¹ and `h` in m over time, latitude from north to south, and longitude. The format is that of the extension of `path`
-/// ([`writer`](crate::writer)), such as NetCDF of `.nc` and Zarr of `.zarr`.
+/// m s⁻¹ and `h` in m over time, latitude from north to south, and longitude. The extension of `path` chooses the format
+/// ([`writer`](crate::writer)), such as NetCDF for `.nc` and Zarr for `.zarr`.
 ///
 /// ζ' = −∇·((ζ + f) V), δ' = k·∇×((ζ + f) V) − Δ(g h + |V|²/2), h' = −∇·(h V), on a sphere with Earth's radius and rotation and a flat
 /// bottom, with a mean depth of 10 km. A spherical-harmonic transform model solves them in float64, with the classical Runge–Kutta method
-/// of order 4, in steps of 240 s at T85, and hyperdiffusion of 10¹⁵ m⁴/s. The start has jets of 80 m/s at 45° N and 60 m/s at 45° S, in
-/// balance with the depth, and a bump in each (Galewsky, Scott and Polvani, Tellus A 56, 2004). Frames hold the harmonics of degrees
-/// below the number of latitudes, as float32.
+/// of order 4. At T85, time steps are 240 s and the hyperdiffusion is 10¹⁵ m⁴/s. The start has jets of 80 m/s at 45° N and 60 m/s at
+/// 45° S, in balance with the depth, and a bump in each (Galewsky, Scott and Polvani, Tellus A 56, 2004). Frames hold the harmonics of
+/// degrees below the number of latitudes, as float32.
 ///
 /// `progress` is called after each frame, with the number of frames that are written. A file of the same name is replaced once the new
 /// one is complete. Call on one rank.
