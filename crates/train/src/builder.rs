@@ -365,10 +365,15 @@ impl Trainer {
         parts: Parts<'_>,
     ) -> Result<Summary, BoxError> {
         let Parts { model, sharding, finer } = parts;
-        let objective = self.checked_objective(name, extents)?;
-        self.config.check().map_err(in_program)?;
         let manager = DistributedManager::get().or_else(|_| DistributedManager::initialize())?;
         let world = manager.group(None)?;
+        let objective = self.checked_objective(name, extents);
+        let told =
+            objective.as_ref().map(|_| ()).map_err(|error| Error::invalid("the task", error, "a valid one"));
+        let agreed = agree(&world, told);
+        let objective = objective?;
+        agreed?;
+        agree(&world, self.config.check().map_err(in_program))?;
         same_settings(&world, &self.shared(extents))?;
         let names: Vec<&str> = self.mesh.1.iter().map(String::as_str).collect();
         let mesh = manager.initialize_mesh(&self.mesh.0, &names)?;

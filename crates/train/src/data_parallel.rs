@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tch::Tensor;
 
-use crate::agree::same_settings;
+use crate::agree::{agree, same_settings};
 use crate::bucket::{Reducer, SummandGroups, Word};
 use crate::error::{Context, Error, Result};
 use crate::gradients::{check_group, classes};
@@ -133,11 +133,11 @@ impl DataParallel {
         group: &Group,
         config: &DataParallelConfig,
     ) -> Result<Self> {
-        config.check()?;
         // A group of its own: a reduction may begin anywhere among the model's own collectives.
         let all: Vec<usize> = (0..group.size()).collect();
         let name = format!("{}/gradients", group.name());
         let group = group.subgroup(&name, &all)?.unwrap_or_else(|| group.clone());
+        agree(&group, config.check())?;
         same_settings(&group, &config.by_key())?;
         let summands = check_group(params, &group)?;
         compare(params, buffers, &group)?;

@@ -51,6 +51,12 @@ fn options(args: &ShallowWaterArgs) -> Result<ShallowWaterOptions> {
     if !(1..=365).contains(&args.days) {
         return Err(Exit::Usage.because(format!("--days is {}, expected 1 to 365", args.days)).into());
     }
+    if args.hours > 24 * args.days / 2 {
+        let most = 12 * args.days;
+        return Err(Exit::Usage
+            .because(format!("--hours is {}, expected at most {most}, for two frames", args.hours))
+            .into());
+    }
     let options = ShallowWaterOptions {
         truncation: args.truncation,
         // The last day ends with the next frame, as days of other data do.

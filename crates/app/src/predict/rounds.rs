@@ -19,7 +19,7 @@ use super::sharing::Sharing;
 use super::truth::Truth;
 use super::windows::Windows;
 use crate::run::picture::Shown;
-use crate::run::{Scoring, as_str, scoring};
+use crate::run::{Scoring, all_ok, as_str, scoring};
 
 /// The parts of inputs and targets that this rank reads, all ranks, and the dtype and device of the parameters.
 pub(super) struct Place<'a> {
@@ -153,7 +153,7 @@ where
         let (prediction, sharing, count) = (self.prediction, self.sharing, round.samples.len());
         let (layout, targets) = (sharing.fields(), &prediction.source.targets);
         let own = layout.own(round.samples)?;
-        let (start, last) = self.start(round)?;
+        let (start, last) = self.read(|| self.start(round))?;
         let last = last.f_narrow(0, 0, own.len() as i64)?;
         let input = layout.array(&last, count)?;
         let persistent = layout.array(&boxed(self.model.filled(&last))?, count)?;
@@ -164,7 +164,8 @@ where
         self.put(round, 0, &[(targets, &boxed(self.gaps(&input, &input))?)])?;
         roll_out(self.model, start, count, |at, members| {
             let members = sharing.join(&members, count)?;
-            let local = truth.frame(first + at)?.map(|frame| self.place.to_options(&frame)).transpose()?;
+            let local = self
+                .read(|| truth.frame(first + at)?.map(|frame| self.place.to_options(&frame)).transpose())?;
             let target = local.as_ref().map(|local| layout.array(local, count)).transpose()?;
             let known = target.as_ref().zip(local.as_ref());
             let known = known.map(|(target, local)| Known { target, local, persistent: Some(&persistent) });
@@ -184,8 +185,10 @@ where
             place.to_options(&fields.f_select(1, 0)?)
         };
         let passed = sharing.network_samples(round.samples)?;
-        let from = read(&*source.data, place.window, &source.inputs, passed)?;
-        let local = read(&**source.targets(), place.target_window, &source.targets, own)?;
+        let (from, local) = self.read(|| {
+            let from = read(&*source.data, place.window, &source.inputs, passed)?;
+            Ok((from, read(&**source.targets(), place.target_window, &source.targets, own)?))
+        })?;
         let input = sharing.fields().array(&from.f_narrow(0, 0, own.len() as i64)?, count)?;
         let target = layout.array(&local, count)?;
         self.begin(round, &input)?;
@@ -197,6 +200,11 @@ where
             let written = [(inputs, &input), (&source.targets, &predicted)];
             self.put(round, 0, &written[usize::from(inputs.is_empty())..])
         })
+    }
+
+    /// Calls `read` and fails on all ranks if it failed on one, so that none waits for it in what follows. All ranks call.
+    fn read<T>(&self, read: impl FnOnce() -> Result<T>) -> Result<T> {
+        Ok(all_ok(self.place.world, read().map(|values| (Vec::new(), values)))?.0)
     }
 
     /// Reads the frames and forcings from which this rank's network starts, and returns them with the newest frame with the channels of

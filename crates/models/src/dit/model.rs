@@ -171,6 +171,8 @@ impl<A: Array> Dit<A> {
     /// `[batch, extents…]` or `[batch, 1, extents…]`, true or above 0 at invalid points, where `x` must be finite. Without it, all
     /// points are valid.
     ///
+    /// Without a mask, the mask tokens get no gradient: give each training batch one.
+    ///
     /// # Errors
     ///
     /// Those of [`forward`](Self::forward); a mask of another shape, or of a model without `use_nan_mask_tokens`.

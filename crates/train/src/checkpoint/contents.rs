@@ -12,7 +12,9 @@ use super::manifest::Manifest;
 use super::read::{CheckpointIndex, ReadRequest, SavedShards};
 use super::tensor_shard::{Region, TensorShard, placed};
 use crate::error::{Context, Error, Result};
-use crate::optim::{AverageRule, AverageState, Optimizer, OptimizerState, StateTensor, average_slot};
+use crate::optim::{
+    AverageRule, AverageState, Optimizer, OptimizerState, StateTensor, average_slot, is_average_slot,
+};
 use crate::params::{ParamPlacement, Parameters};
 
 /// State that a checkpoint saves and restores: boxes of global tensors, and facts.
@@ -47,7 +49,7 @@ pub trait Checkpointed {
     /// # Errors
     ///
     /// [`Error::CheckpointUnfit`] or [`Error::OptimizerState`] if `facts` do not fit this state, which is then unchanged. A file
-    /// that can no longer be read.
+    /// that can no longer be read: the state is then neither the old nor the saved one.
     fn restore(&mut self, facts: Option<&serde_json::Value>, saved: &SavedShards<'_>) -> Result<()>;
 }
 
@@ -279,10 +281,12 @@ impl Contents<'_> {
         // The optimizer checks everything before it changes anything. Averages that it continues are in its state from here on.
         optimizer.load_state(&state)?;
         let own = optimizer.state();
+        // Averages in another order have other names.
+        let averages_match = own.averages == state.averages;
         for tensor in &mut state.tensors {
-            let found = own.tensors.iter().find(|own| own.takes(tensor));
-            // Averages in another order have other names.
-            tensor.tensor = match found.filter(|_| own.averages == state.averages) {
+            let matches = averages_match || !is_average_slot(&tensor.slot);
+            let found = own.tensors.iter().find(|own| matches && own.takes(tensor));
+            tensor.tensor = match found {
                 Some(own) => own.tensor.shallow_clone(),
                 None => tensor.tensor.f_contiguous().context(|| format!("loading {:?}", tensor.slot))?,
             };
@@ -327,7 +331,8 @@ impl StateTensor {
     }
 }
 
-/// Returns a placeholder for a tensor of the checkpoint's optimizer state: its shape and dtype, with zeros that take no memory.
+/// Returns a placeholder for a tensor of the checkpoint's optimizer state: its shape and dtype, with zeros in host memory that take
+/// next to none of it.
 fn state_tensor(params: &Parameters, want: &ReadRequest, kind: Option<Kind>) -> Result<StateTensor> {
     let name = want.name.strip_prefix(OPTIMIZER).and_then(|name| name.split_once('.'));
     let (Some((slot, param)), Some(kind)) = (name, kind) else {
@@ -336,8 +341,7 @@ fn state_tensor(params: &Parameters, want: &ReadRequest, kind: Option<Kind>) -> 
         });
     };
     let found = params.get(param);
-    let device = found.map_or(Device::Cpu, |param| param.tensor.device());
-    let zeros = Tensor::f_zeros([1], (kind, device)).and_then(|zero| {
+    let zeros = Tensor::f_zeros([1], (kind, Device::Cpu)).and_then(|zero| {
         // A tensor without dims has one element.
         zero.f_view([1; 0]).and_then(|zero| zero.f_expand(&want.region.shape, false))
     });

@@ -309,12 +309,13 @@ impl<'a> Blocks<'a> {
         Ok(())
     }
 
-    /// Checks the blocks that hold `bytes` bytes from `offset` on; nothing where no digest says what they should be.
+    /// Reads and checks the blocks that hold `bytes` bytes from `offset` on.
     fn check(&mut self, offset: u64, bytes: u64) -> Result<()> {
-        if self.digest.is_none() || bytes == 0 {
-            return Ok(());
+        let end = offset + bytes;
+        if end > self.bytes {
+            return Err(Error::checkpoint(self.path, format!("torn: it ends at byte {}", self.bytes)));
         }
-        for block in offset / BLOCK..=(offset + bytes - 1) / BLOCK {
+        for block in offset / BLOCK..end.div_ceil(BLOCK) {
             if self.current != Some(block) {
                 self.load(block)?;
             }

@@ -53,6 +53,8 @@ impl FitConfig {
         shared["optimizer"] = json!(self.optimizer);
         shared["schedule"] = json!(self.schedule);
         shared["checkpoint"] = json!(checkpoint);
+        shared["task"] = self.task.clone();
+        shared["data"] = self.data.clone();
         shared["metrics"] = json!({ "every_steps": self.metrics.every_steps, "report": self.metrics.report });
         shared
     }

@@ -66,7 +66,7 @@ impl ShallowWaterOptions {
         self.truncation.min(self.latitudes - 1)
     }
 
-    /// Number of time steps between frames: of 240 s at T85, and shorter in proportion at higher truncations.
+    /// Number of time steps between frames: of 240 s at T85, in inverse proportion to the truncation.
     fn substeps(&self) -> usize {
         (self.hours * 3600 * self.truncation).div_ceil(240 * 85)
     }
@@ -104,12 +104,12 @@ impl ShallowWaterOptions {
 ///
 /// ζ' = −∇·((ζ + f) V), δ' = k·∇×((ζ + f) V) − Δ(g h + |V|²/2), h' = −∇·(h V), on a sphere with Earth's radius and rotation and a flat
 /// bottom, with a mean depth of 10 km. A spherical-harmonic transform model solves them in float64, with the classical Runge–Kutta method
-/// of order 4. At T85, time steps are 240 s and the hyperdiffusion is 10¹⁵ m⁴/s. The start has jets of 80 m/s at 45° N and 60 m/s at
+/// of order 4. Time steps are 240 s at T85, in inverse proportion to the truncation, and there the hyperdiffusion is 10¹⁵ m⁴/s. The start has jets of 80 m/s at 45° N and 60 m/s at
 /// 45° S, in balance with the depth, and a bump in each (Galewsky, Scott and Polvani, Tellus A 56, 2004). Frames hold the harmonics of
 /// degrees below the number of latitudes, as float32.
 ///
 /// `progress` is called after each frame, with the number of frames that are written. A file of the same name is replaced once the new
-/// one is complete. Call on one rank.
+/// one is complete; a folder, such as a Zarr store, is an error. Call on one rank.
 ///
 /// ```
 /// use isobar_data::generate::{ShallowWaterOptions, shallow_water};
@@ -217,6 +217,7 @@ fn content(options: &ShallowWaterOptions) -> Content {
         options.truncation,
         options.written_truncation()
     );
+    let bumps = options.seed.map_or_else(|| "45 N 0 E, 45 S 140 E".to_owned(), |seed| format!("seed {seed}"));
     Content {
         meta: PredictionMeta {
             name: "Rotating shallow water on the sphere: two perturbed mid-latitude jets".to_owned(),
@@ -225,7 +226,7 @@ fn content(options: &ShallowWaterOptions) -> Content {
             times: (0..options.frames).map(|frame| (frame * options.hours) as f64).collect(),
             sample_times: Vec::new(),
             sample_numbers: Vec::new(),
-            attributes: vec![("source".to_owned(), source)],
+            attributes: vec![("source".to_owned(), source), ("bumps".to_owned(), bumps)],
             missing: false,
             left_out: Vec::new(),
         },
