@@ -1,12 +1,11 @@
 //! Operators by name with the forms of arguments that PyTorch takes, against dense ones on every layout.
 
-use isobar_array::{Array, Attrs};
-use isobar_shard::ShardTensor;
-use isobar_shard::args;
+use isobar_array::{Array, Attrs, Statistic};
+use isobar_shard::{Placement, ShardTensor, args};
 use rstest::rstest;
 use tch::{Kind, Tensor};
 
-use crate::common::{Dice, MESHES, difference, numbers, on_mesh, same};
+use crate::common::{Dice, MESHES, Split, difference, numbers, on_mesh, same};
 
 const ROUNDS: usize = 12;
 const NEAR: f64 = 1e-9;
@@ -326,6 +325,16 @@ fn integers_stay_integers(#[values(1, 2, 4)] mesh: usize) {
             check("clamp", args!("min": 2)(), x.f_clamp_min(2).unwrap());
             check("clamp", args!("min": 2, "max": 5.5)(), x.f_clamp(2.0, 5.5).unwrap());
         }
+    });
+    // A partial sum of integers stays one.
+    on_mesh(MESHES[mesh], |mesh| {
+        let x = Tensor::from_slice(&[1_i64, 2, 3, 4, 5, 6, 7]);
+        let layout = Split::Chunk.layout(mesh, &vec![Placement::Shard(0); mesh.shape().len()], &[7]);
+        let sum =
+            ShardTensor::distribute_as(&x, &layout).unwrap().statistic(Statistic::Sum, &[0], false).unwrap();
+        let y = call("mul", std::slice::from_ref(&sum), args!("other": 3)()).unwrap();
+        assert_eq!(y.placements(), sum.placements());
+        assert_eq!(y.full_tensor(None).unwrap(), Tensor::from(84_i64));
     });
     let big = Tensor::from_slice(&[(1_i64 << 53) + 1]);
     let y = Tensor::op("mul", &[&big], &args!("other": 3)()).unwrap().remove(0);

@@ -338,9 +338,24 @@ fn sum(call: &Call<'_>, function: Binary) -> Result<ShardTensor> {
 
 fn mul(call: &Call<'_>) -> Result<ShardTensor> {
     match whole_number(call, "other")? {
-        Some(c) if call.tensor_or_number(1)?.is_none() => by_integer(call, "mul", c, |x| x.f_mul_scalar(c)),
+        Some(c) if call.tensor_or_number(1)?.is_none() => mul_integer(call, c),
         _ => binary(call, Binary::Mul, || Ok(Unary::MulScalar(call.number("other")?))),
     }
+}
+
+/// The first tensor times the integer `c`. Partial sums stay partial: sums of integers are linear, also where they wrap around.
+fn mul_integer(call: &Call<'_>, c: i64) -> Result<ShardTensor> {
+    let x = call.tensor(0)?;
+    let is_sum = |placement: &Placement| *placement == Placement::Partial(ReduceOp::Sum);
+    let sums = x.placements().iter().all(|placement| !placement.is_partial() || is_sum(placement));
+    // The sum of booleans is "or".
+    if !sums || x.kind() == Kind::Bool {
+        return by_integer(call, "mul", c, |x| x.f_mul_scalar(c));
+    }
+    check_number("mul", c as f64, x.kind())?;
+    operator("mul", &[x], args!("other": c), || {
+        Ok(ShardTensor::new(torch("mul", x.local().f_mul_scalar(c))?, x.layout().clone()))
+    })
 }
 
 fn pow(call: &Call<'_>) -> Result<ShardTensor> {
