@@ -48,10 +48,43 @@ struct Shape {
     keys: i64,
     features: i64,
     out: i64,
+    /// Batch times heads of keys.
+    lead: i64,
     /// Queries' heads for each of the keys'.
     groups: i64,
     /// Index of the heads among the lead dims.
     heads: Option<usize>,
+    /// 0 without heads.
+    key_heads: i64,
+}
+
+/// Axes that split queries or keys, and numbers of their ranks.
+struct Ranks {
+    /// Axes that split the queries, the keys or both.
+    axes: Vec<usize>,
+    /// Axes that split both.
+    common: Vec<usize>,
+    all: usize,
+    of_keys: usize,
+    of_common: usize,
+}
+
+/// Elements that a rank receives in each way, without those that all ways receive.
+struct Received {
+    ring: f64,
+    heads: f64,
+    combine: f64,
+}
+
+/// A way in which queries and keys meet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Keys and values travel from rank to rank.
+    Ring,
+    /// An all-to-all splits the heads in place of the tokens, and one back.
+    Heads,
+    /// Each rank attends all queries to its own keys, and the results are combined.
+    Combine,
 }
 
 impl Plan {
@@ -61,103 +94,38 @@ impl Plan {
         value: &ShardTensor,
         options: &AttentionOptions<'_>,
     ) -> Result<Self> {
-        let n = query.ndim();
-        let heads = n.checked_sub(3);
-        let shape = Shape {
-            queries: query.shape()[n - 2],
-            keys: key.shape()[n - 2],
-            features: query.shape()[n - 1],
-            out: value.shape()[n - 1],
-            groups: heads.map_or(1, |heads| query.shape()[heads] / key.shape()[heads].max(1)).max(1),
-            heads,
-        };
+        let shape = Shape::of(query, key, value);
         let splits = Splits::of([query, key, value], &shape);
         let mesh = query.layout().mesh_shape();
-        let count = |axes: &[usize]| axes.iter().map(|&axis| mesh[axis]).product::<usize>();
-        let all = union(&splits.queries.axes, &splits.keys.axes);
-        let ranks = count(&all);
-
-        // Elements that a rank receives, without those common to all strategies.
-        let lead: i64 = key.shape()[..n - 2].iter().product();
-        let (k, g) = (lead as f64 * shape.keys as f64, (lead * shape.groups) as f64 * shape.queries as f64);
-        let (features, out) = (shape.features as f64, shape.out as f64);
-        let others = |ranks: usize| 1.0 - 1.0 / ranks.max(1) as f64;
-        let key_ranks = count(&splits.keys.axes);
-        let causal = options.is_causal;
+        let ranks = Ranks::of(&splits, mesh);
         let aligned = refined(&splits.queries, &splits.keys.axes, shape.queries, mesh);
-        let zigzag = (causal && ranks > 1)
-            .then(|| zigzag(&all, shape.queries, ranks))
+        let zigzag = (options.is_causal && ranks.all > 1)
+            .then(|| zigzag(&ranks.axes, shape.queries, ranks.all))
             .filter(|zigzag| pays(options.balance, &aligned, zigzag, &shape));
-        let moved = if zigzag.is_some() { others(ranks) * g * (features + out) / ranks as f64 } else { 0.0 };
-        let ring = others(key_ranks) * k * (features + out) + moved;
-        let through_heads = others(ranks) * (k + g) * (features + out) / ranks as f64;
-        let meeting: Vec<usize> =
-            splits.queries.axes.iter().copied().filter(|axis| splits.keys.axes.contains(axis)).collect();
-        let combine = others(count(&meeting)) * g * features + 2.0 * others(key_ranks) * g * (out + 2.0);
+        let way = Way::choose(options, &shape, &splits, &ranks, zigzag.is_some())?;
 
-        let key_heads = heads.map_or(0, |heads| key.shape()[heads]);
-        let free = heads.is_some_and(|heads| !splits.lead[heads].is_split());
-        let enough = free && key_heads >= ranks as i64;
-        let even = |heads: i64| heads % ranks as i64 == 0 || heads >= 8 * ranks as i64;
-        let to_heads = match options.strategy {
-            AttentionStrategy::AllToAll if ranks > 1 && !enough => {
-                return refuse(
-                    NAME,
-                    format!(
-                        "an exchange over heads needs unsplit heads of keys, at least as many as ranks: {key_heads} over \
-                         {ranks} ranks; use Ring or Auto"
-                    ),
-                );
-            }
-            AttentionStrategy::AllToAll => ranks > 1,
-            AttentionStrategy::Ring => false,
-            AttentionStrategy::Auto => {
-                ranks > 1 && key_ranks > 1 && enough && even(key_heads) && through_heads < ring.min(combine)
-            }
-        };
-        let disjoint_or_within = meeting.is_empty() || meeting == splits.queries.axes;
-        let combines = options.strategy == AttentionStrategy::Auto
-            && !to_heads
-            && key_ranks > 1
-            && !causal
-            && disjoint_or_within
-            && 2.0 * combine < ring;
-
-        let base = query.layout();
         let whole = |extent| Dim::whole(extent);
-        let layouts = |lead: &[Dim], queries: &Dim, keys: &Dim| {
-            let with = |groups: i64, rest: [Dim; 2]| {
-                let widen = |(index, dim): (usize, &Dim)| match Some(index) == shape.heads {
-                    true => times(dim, groups),
-                    false => dim.clone(),
-                };
-                base.with_dims(lead.iter().enumerate().map(widen).chain(rest).collect())
-            };
-            [
-                with(shape.groups, [queries.clone(), whole(shape.features)]),
-                with(1, [keys.clone(), whole(shape.features)]),
-                with(1, [keys.clone(), whole(shape.out)]),
-                with(shape.groups, [queries.clone(), whole(shape.out)]),
-            ]
-        };
         let (mut lead, mut queries, mut keys) = (splits.lead.clone(), aligned.clone(), splits.keys.clone());
         let mut returned = aligned;
-        if to_heads && let Some(heads) = heads {
-            lead[heads] = Dim::consecutive(all.clone(), &balanced(key_heads, ranks));
-            (queries, keys) = (whole(shape.queries), whole(shape.keys));
-        } else if combines {
-            returned = splits.queries.clone();
-            queries = if meeting.is_empty() { splits.queries.clone() } else { whole(shape.queries) };
-        } else if let Some(zigzag) = zigzag {
-            queries = zigzag;
+        match (way, shape.heads) {
+            (Way::Heads, Some(heads)) => {
+                lead[heads] = Dim::consecutive(ranks.axes.clone(), &balanced(shape.key_heads, ranks.all));
+                (queries, keys) = (whole(shape.queries), whole(shape.keys));
+            }
+            (Way::Combine, _) => {
+                returned = splits.queries.clone();
+                queries = if ranks.common.is_empty() { splits.queries.clone() } else { whole(shape.queries) };
+            }
+            _ => queries = zigzag.unwrap_or(queries),
         }
-        let [query, key, value, output] = layouts(&lead, &queries, &keys);
-        let [.., returned] = layouts(&splits.lead, &returned, &splits.keys);
+        let combines = way == Way::Combine;
+        let base = query.layout();
+        let [query, key, value, output] = shape.layouts(base, &lead, &queries, &keys);
+        let [.., returned] = shape.layouts(base, &splits.lead, &returned, &splits.keys);
         // A score is of one axis's queries and of all keys, or of all queries and one axis's keys.
         let columns = if combines { keys.clone() } else { whole(shape.keys) };
-        let mut dims = query.dims()[..n - 1].to_vec();
-        dims.push(columns);
-        let scores = base.with_dims(dims);
+        let rows = query.dims().iter().take(query.ndim() - 1).cloned();
+        let scores = base.with_dims(rows.chain([columns]).collect());
         let query_axes = queries.axes.iter().copied().filter(|axis| !keys.axes.contains(axis)).collect();
         Ok(Self { query, key, value, scores, output, returned, key_axes: keys.axes, query_axes, combines })
     }
@@ -172,6 +140,107 @@ impl Plan {
     pub(super) fn queries_at(&self, at: &[usize]) -> Vec<Interval> {
         let dim = &self.query.dims()[self.query.ndim() - 2];
         dim.part(at, self.query.mesh_shape()).to_vec()
+    }
+}
+
+impl Shape {
+    fn of(query: &ShardTensor, key: &ShardTensor, value: &ShardTensor) -> Self {
+        let n = query.ndim();
+        let heads = n.checked_sub(3);
+        let key_heads = heads.map_or(0, |heads| key.shape()[heads]);
+        Self {
+            queries: query.shape()[n - 2],
+            keys: key.shape()[n - 2],
+            features: query.shape()[n - 1],
+            out: value.shape()[n - 1],
+            lead: key.shape()[..n - 2].iter().product(),
+            groups: heads.map_or(1, |heads| query.shape()[heads] / key_heads.max(1)).max(1),
+            heads,
+            key_heads,
+        }
+    }
+
+    /// Layouts of queries, keys, values and the result, on the mesh of `base`.
+    fn layouts(&self, base: &Layout, lead: &[Dim], queries: &Dim, keys: &Dim) -> [Layout; 4] {
+        let with = |groups: i64, tokens: &Dim, features: i64| {
+            let widen = |(index, dim): (usize, &Dim)| match Some(index) == self.heads {
+                true => times(dim, groups),
+                false => dim.clone(),
+            };
+            let rest = [tokens.clone(), Dim::whole(features)];
+            base.with_dims(lead.iter().enumerate().map(widen).chain(rest).collect())
+        };
+        [
+            with(self.groups, queries, self.features),
+            with(1, keys, self.features),
+            with(1, keys, self.out),
+            with(self.groups, queries, self.out),
+        ]
+    }
+}
+
+impl Ranks {
+    fn of(splits: &Splits, mesh: &[usize]) -> Self {
+        let count = |axes: &[usize]| axes.iter().map(|&axis| mesh[axis]).product::<usize>();
+        let (queries, keys) = (&splits.queries.axes, &splits.keys.axes);
+        let axes = union(queries, keys);
+        let common: Vec<usize> = queries.iter().copied().filter(|axis| keys.contains(axis)).collect();
+        Self { all: count(&axes), of_keys: count(keys), of_common: count(&common), axes, common }
+    }
+}
+
+impl Received {
+    fn new(shape: &Shape, ranks: &Ranks, zigzag: bool) -> Self {
+        let keys = shape.lead as f64 * shape.keys as f64;
+        let queries = (shape.lead * shape.groups) as f64 * shape.queries as f64;
+        let (features, out) = (shape.features as f64, shape.out as f64);
+        let others = |ranks: usize| 1.0 - 1.0 / ranks.max(1) as f64;
+        let share = others(ranks.all) * (features + out) / ranks.all as f64;
+        Self {
+            ring: others(ranks.of_keys) * keys * (features + out)
+                + if zigzag { share * queries } else { 0.0 },
+            heads: share * (keys + queries),
+            combine: others(ranks.of_common) * queries * features
+                + 2.0 * others(ranks.of_keys) * queries * (out + 2.0),
+        }
+    }
+}
+
+impl Way {
+    /// Chooses the way that was asked for, or the one that moves least.
+    fn choose(
+        options: &AttentionOptions<'_>,
+        shape: &Shape,
+        splits: &Splits,
+        ranks: &Ranks,
+        zigzag: bool,
+    ) -> Result<Self> {
+        let (count, key_heads) = (ranks.all as i64, shape.key_heads);
+        let free = shape.heads.is_some_and(|heads| !splits.lead[heads].is_split());
+        let enough = free && key_heads >= count;
+        match options.strategy {
+            AttentionStrategy::AllToAll if count > 1 && !enough => {
+                return refuse(
+                    NAME,
+                    format!(
+                        "an exchange over heads needs unsplit heads of keys, at least as many as ranks: {key_heads} over \
+                         {count} ranks; use Ring or Auto"
+                    ),
+                );
+            }
+            AttentionStrategy::AllToAll if count > 1 => return Ok(Self::Heads),
+            AttentionStrategy::AllToAll | AttentionStrategy::Ring => return Ok(Self::Ring),
+            AttentionStrategy::Auto if ranks.of_keys <= 1 => return Ok(Self::Ring),
+            AttentionStrategy::Auto => {}
+        }
+        let received = Received::new(shape, ranks, zigzag);
+        let even = key_heads % count == 0 || key_heads >= 8 * count;
+        if enough && even && received.heads < received.ring.min(received.combine) {
+            return Ok(Self::Heads);
+        }
+        let disjoint_or_within = ranks.common.is_empty() || ranks.common == splits.queries.axes;
+        let combines = !options.is_causal && disjoint_or_within && 2.0 * received.combine < received.ring;
+        Ok(if combines { Self::Combine } else { Self::Ring })
     }
 }
 
