@@ -155,6 +155,10 @@ fn commands_take_the_folder_of_a_run() {
         assert_eq!(stdout(&why), "no rank was lost in this run: it has left no records\n");
     }
     refused(&["trace", "why", &format!("{runs}/none")], 3, &["none"]);
+    let trace = format!("{runs}/trace.json");
+    refused(&["trace", "export", &run, &trace], 3, &["no rank was lost in this run", &run]);
+    refused(&["trace", "export", &runs, &trace], 3, &["holds no flight record"]);
+    assert!(!std::path::Path::new(&trace).exists());
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! else by the deadline and from the flight records.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use isobar_harness::{Exit, Launch, Outcome, output_within};
 use isobar_tests::has_mpi;
 use rstest::rstest;
+use serde_json::Value;
 use tempfile::tempdir;
 
 /// The deadline of the runs, in seconds.
@@ -164,4 +166,50 @@ fn a_call_that_was_not_compared_is_named_by_the_records(
     assert!(why.status.success() && both.iter().all(|side| text.contains(side)), "{text}\n{outcome}");
     let report = outcome.ranks.iter().any(|rank| both.iter().all(|side| rank.stderr.contains(side)));
     assert!(report, "no report names both sides\n{outcome}");
+}
+
+#[test]
+fn the_records_of_all_ranks_make_one_chrome_trace() {
+    let folder = tempdir().unwrap();
+    let records = folder.path().join("flight");
+    run(launch(false, 2), "operation", &records);
+    let export = |out: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_isobar-app"));
+        let output =
+            output_within(command.args(["trace", "export"]).args([&records, out]), Duration::from_secs(60));
+        let output = output.unwrap().unwrap();
+        (output.status.code(), String::from_utf8([&output.stdout[..], &output.stderr].concat()).unwrap())
+    };
+    let out = folder.path().join("new/trace.json");
+    for _ in 0..2 {
+        let (code, said) = export(&out);
+        assert_eq!(code, Some(0), "{said}");
+        assert!(said.contains("2 of 2 ranks have left a record") && said.contains("trace.json"), "{said}");
+    }
+    let trace: Value = serde_json::from_slice(&fs::read(&out).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    for (rank, call) in [(0, "all_reduce"), (1, "broadcast")] {
+        let of_rank: Vec<&Value> = events.iter().filter(|event| event["pid"] == rank).collect();
+        let named = of_rank.iter().find(|event| event["name"] == "process_name").unwrap();
+        assert!(named["args"]["name"].as_str().unwrap().starts_with(&format!("rank {rank} (")), "{named}");
+        let group = of_rank.iter().find(|event| event["args"]["name"] == "world").unwrap();
+        assert_eq!(group["name"], "thread_name");
+        let stuck = |event: &Value| {
+            event["ph"] == "X"
+                && event["name"].as_str().is_some_and(|name| name.starts_with(&format!("{call} (")))
+                && event["dur"].as_f64().is_some_and(|dur| dur > 0.0)
+        };
+        assert!(of_rank.iter().any(|event| stuck(event)), "{of_rank:?}");
+    }
+    for (name, words) in [
+        ("flight/flight_rank_00000.json", "is an input of this command"),
+        ("notes.txt", "exists without the extension .json"),
+    ] {
+        let path = folder.path().join(name);
+        let before = fs::read(&path).unwrap_or_else(|_| b"mine".to_vec());
+        fs::write(&path, &before).unwrap();
+        let (code, said) = export(&path);
+        assert!(code == Some(2) && said.contains(words), "{said}");
+        assert_eq!(fs::read(&path).unwrap(), before);
+    }
 }

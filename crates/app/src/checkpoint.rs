@@ -102,14 +102,7 @@ pub(crate) fn run(command: &CheckpointCommand) -> Result<Exit> {
 fn check_export(out: &Path) -> Result<()> {
     // The checkpoint that is read is known by its folder.
     outputs::check("OUT.safetensors", &[out], &[])?;
-    if out.is_file() && out.extension().is_none_or(|extension| extension != "safetensors") {
-        return Err(Exit::Usage
-            .because(format!(
-                "OUT.safetensors: {} exists without the extension .safetensors; remove it, or name another file",
-                out.display()
-            ))
-            .into());
-    }
+    outputs::check_extension("OUT.safetensors", out, "safetensors")?;
     outputs::make_parent(out)
 }
 

@@ -1,15 +1,15 @@
-//! `isobar trace`: what ranks recorded.
+//! `isobar trace`: the operations that ranks recorded.
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Subcommand;
 use isobar_collectives::flight::FlightEntry;
 use isobar_manager::flight::{self, FlightRecord, Records};
 
 use crate::config::is_run;
-use isobar_command::exit::Exit;
-use isobar_command::terminal;
+use isobar_command::exit::{Because, Exit};
+use isobar_command::{outputs, terminal};
 
 const WHY_EXAMPLES: &str = "\
 Examples:
@@ -18,6 +18,14 @@ Examples:
 
 Exit codes: 0 the records were read, or the run has lost no rank; 2 wrong command line; 3 there are none, or they cannot be
 read.";
+
+const EXPORT_EXAMPLES: &str = "\
+Examples:
+  The last operations of all ranks, to open in https://ui.perfetto.dev or chrome://tracing:
+    isobar trace export runs/darcy_afno trace.json
+
+Exit codes: 0 the trace was written; 2 wrong command line, or a file that is not replaced; 3 there are no records, they cannot
+be read, or the trace cannot be written.";
 
 /// Commands of `isobar trace`.
 #[derive(Debug, Subcommand)]
@@ -33,14 +41,36 @@ pub(crate) enum TraceCommand {
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
+    /// Export the last operations of all ranks to one file, a Chrome trace, which Perfetto shows
+    ///
+    /// Reads the records that ranks leave when one of them is lost, as `why` does. Each rank is a process of the trace, and each
+    /// group a row of it; an operation has its call, module, phase, step and state. Times are those of each host's clock.
+    #[command(after_long_help = EXPORT_EXAMPLES)]
+    Export {
+        /// The folder of a run, or of the records: `flight_rank_00000.json` and so on
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        /// The file to write
+        #[arg(value_name = "OUT.json")]
+        out: PathBuf,
+    },
 }
+
+const NO_RECORDS: &str = "no rank was lost in this run: it has left no records";
 
 /// Runs the command.
 pub(crate) fn run(command: &TraceCommand) -> Result<Exit> {
-    let TraceCommand::Why { folder } = command;
-    match records(folder) {
-        Some(folder) => terminal::line(&why(&flight::read(&folder)?)),
-        None => terminal::line("no rank was lost in this run: it has left no records"),
+    match command {
+        TraceCommand::Why { folder } => match records(folder) {
+            Some(folder) => terminal::line(&why(&flight::read(&folder)?)),
+            None => terminal::line(NO_RECORDS),
+        },
+        TraceCommand::Export { folder, out } => {
+            let Some(records) = records(folder) else {
+                bail!(Exit::Data.because(format!("{}: {NO_RECORDS}", folder.display())));
+            };
+            export(&records, out)?;
+        }
     }
     Ok(Exit::Good)
 }
@@ -58,11 +88,34 @@ fn records(folder: &Path) -> Option<PathBuf> {
 }
 
 fn has_records(folder: &Path) -> bool {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.into_iter().any(|entry| entry.file_name().to_string_lossy().starts_with("flight_rank_"))
+    !record_files(folder).is_empty()
 }
 
-fn why(Records { records, older, unreadable, .. }: &Records) -> String {
+fn record_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let records = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("flight_rank_"));
+    records.map(|entry| entry.path()).collect()
+}
+
+/// Writes the trace of the records in a folder.
+fn export(folder: &Path, out: &Path) -> Result<()> {
+    outputs::check("OUT.json", &[out], &record_files(folder))?;
+    outputs::check_extension("OUT.json", out, "json")?;
+    let records = flight::read(folder)?;
+    let operations: usize = records.records.iter().map(|record| record.entries.len()).sum();
+    if operations == 0 {
+        bail!(Exit::Data.because(format!("the records in {} hold no operation", folder.display())));
+    }
+    let text = flight::chrome_trace(&records.records).to_string() + "\n";
+    outputs::make_parent(out)?;
+    let failed = |error| Exit::Data.because(format!("cannot write {}: {error}", out.display()));
+    isobar_files::write(out, text).map_err(failed)?;
+    terminal::line(&format!("{}\n{operations} operations  {}", summary(&records), out.display()));
+    Ok(())
+}
+
+/// The records that were found, and those that cannot be read.
+fn summary(Records { records, older, unreadable, .. }: &Records) -> String {
     let of = records.first().map_or(0, |record| record.ranks);
     let mut text = format!("{} of {of} ranks have left a record", records.len());
     if *older > 0 {
@@ -71,7 +124,13 @@ fn why(Records { records, older, unreadable, .. }: &Records) -> String {
     for (path, problem) in unreadable {
         text += &format!("\n{} cannot be read: {}", clean(&path.display().to_string()), clean(problem));
     }
-    text += &format!("\n\nwhat happened:\n{}\n\n{}", flight::diagnose(records), table(records));
+    text
+}
+
+fn why(found: &Records) -> String {
+    let records = &found.records;
+    let mut text =
+        format!("{}\n\nwhat happened:\n{}\n\n{}", summary(found), flight::diagnose(records), table(records));
     for (record, entry) in records.iter().filter_map(|record| Some((record, record.stuck()?))) {
         if !entry.stack.is_empty() {
             text += &format!("\n\nrank {} waits in {} here:", record.rank, clean(&entry.operation));

@@ -44,6 +44,22 @@ pub fn check(name: &str, outputs: &[impl AsRef<Path>], inputs: &[PathBuf]) -> Re
     Ok(())
 }
 
+/// Rejects an existing file without this extension: it is not one that the command has written. `name` is the option or argument
+/// that names the output.
+///
+/// # Errors
+///
+/// [`Exit::Usage`] with the path.
+pub fn check_extension(name: &str, output: &Path, extension: &str) -> Result<()> {
+    if output.is_file() && output.extension().is_none_or(|found| found != extension) {
+        bail!(Exit::Usage.because(format!(
+            "{name}: {} exists without the extension .{extension}; remove it, or name another file",
+            output.display()
+        )));
+    }
+    Ok(())
+}
+
 /// Makes the folder of a file to write.
 ///
 /// # Errors

@@ -30,7 +30,7 @@ use crate::error::Result;
 use crate::observe::trace::Recorder;
 
 pub use crate::observe::label::{Label, LabelGuard, module};
-pub use crate::observe::trace::{CommEvent, CommRecord};
+pub use crate::observe::trace::{ChromeSlice, CommEvent, CommRecord, chrome_trace};
 
 /// Records what this rank communicates until it is stopped or dropped.
 ///

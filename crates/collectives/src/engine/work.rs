@@ -14,12 +14,6 @@ use crate::error::Result;
 /// Length of a wait after which a rank polls seldom, and leaves its processor to others.
 const LONG: Duration = Duration::from_millis(50);
 
-/// Returns the pause before the next poll of a wait that has lasted for `waited`; none while it is short, where every
-/// microsecond counts. A pause is a small share of the wait, and so is what it adds.
-fn pause(waited: Duration) -> Option<Duration> {
-    (waited >= LONG).then(|| (waited / 256).min(Duration::from_millis(1)))
-}
-
 /// A collective that has begun: its result is there once it has been waited for.
 ///
 /// The buffers are held until then. Backends move when they are polled: polling works that are under way from time to
@@ -206,6 +200,12 @@ impl<T> std::fmt::Debug for Work<T> {
         };
         write!(f, "{} ({state})", self.call.site())
     }
+}
+
+/// Returns the pause before the next poll of a wait that has lasted for `waited`; none while it is short, where every
+/// microsecond counts. A pause is a small share of the wait, and so is what it adds.
+fn pause(waited: Duration) -> Option<Duration> {
+    (waited >= LONG).then(|| (waited / 256).min(Duration::from_millis(1)))
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use serde::Deserialize;
+
 use super::FlightRecord;
 use crate::{Error, Result};
 
@@ -87,10 +89,16 @@ pub fn read(folder: &Path) -> Result<Records> {
 
 fn read_one(path: &Path) -> Result<FlightRecord, String> {
     let text = isobar_files::read(path, LONGEST).map_err(|error| error.to_string())?;
-    let record: FlightRecord =
-        serde_json::from_slice(&text).map_err(|error| format!("not a flight record: {error}"))?;
-    match record.version {
-        super::VERSION => Ok(record),
+    let not_one = |error: serde_json::Error| format!("not a flight record: {error}");
+    // The version first: fields of another version may be missing or mean something else.
+    match serde_json::from_slice::<Versioned>(&text).map_err(not_one)?.version {
+        super::VERSION => serde_json::from_slice(&text).map_err(not_one),
         other => Err(format!("a flight record of version {other}, expected {}", super::VERSION)),
     }
+}
+
+/// The version of a record whose other fields are unknown.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
 }

@@ -4,8 +4,9 @@
 //!
 //! The watchdog of a [`DistributedManager`](crate::DistributedManager) writes one file a rank, `flight_rank_00003.json`,
 //! where `distributed.flight_dir` says; [`read`] takes them in, and [`diagnose`] finds who was at fault. `isobar trace why`
-//! prints it.
+//! prints it, and `isobar trace export` writes the [`chrome_trace`] of the records.
 
+mod chrome;
 mod diagnosis;
 mod file;
 mod text;
@@ -16,6 +17,7 @@ use isobar_collectives::flight::{Flight, FlightEntry, FlightGroup, FlightState, 
 use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
+pub use chrome::chrome_trace;
 pub use diagnosis::{Diagnosis, Finding, Wait, diagnose};
 pub use file::{Records, read, write};
 pub use text::ranks;

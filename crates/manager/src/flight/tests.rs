@@ -120,6 +120,35 @@ fn each_outcome_has_its_words() {
 }
 
 #[test]
+fn a_chrome_trace_has_a_process_a_rank_and_a_row_a_group() {
+    let timed = |mut entry: Value, begin_ns: u64, end_ns: u64| {
+        (entry["begin_ns"], entry["end_ns"]) = (json!(begin_ns), json!(end_ns));
+        entry
+    };
+    let mut send = timed(entry("send", 1, 4, "failed", &[8]), 4_000, 6_500);
+    (send["peer"], send["problem"]) = (json!(0), json!("connection lost"));
+    let mut records = [
+        record(0, [42, 5], &[timed(entry("all_reduce", 0, 41, "finished", &[8]), 3_000, 5_000)]),
+        record(1, [42, 5], &[timed(entry("all_reduce", 0, 41, "waiting", &[8]), 3_500, 0), send]),
+        record(2, [0, 0], &[]),
+    ];
+    // Its last operation did not end before the record was written.
+    records[1].time_ns = 9_000;
+    let trace = chrome_trace(&records);
+    let lines: Vec<String> = trace["traceEvents"].as_array().unwrap().iter().map(Value::to_string).collect();
+    insta::assert_snapshot!(lines.join("\n"), @r#"
+    {"name":"process_name","ph":"M","pid":0,"tid":0,"args":{"name":"rank 0 (node7, process 100)"}}
+    {"name":"thread_name","ph":"M","pid":0,"tid":0,"args":{"name":"world"}}
+    {"name":"process_name","ph":"M","pid":1,"tid":1,"args":{"name":"rank 1 (node7, process 101)"}}
+    {"name":"thread_name","ph":"M","pid":1,"tid":1,"args":{"name":"world"}}
+    {"name":"thread_name","ph":"M","pid":1,"tid":2,"args":{"name":"pair"}}
+    {"name":"all_reduce","cat":"backward","ph":"X","pid":0,"tid":0,"ts":0.0,"dur":2.0,"args":{"call":"all_reduce of Float [8]","group":"world","sequence":41,"module":"","pass":"forward","step":17,"state":"finished"}}
+    {"name":"all_reduce (waiting)","cat":"backward","ph":"X","pid":1,"tid":1,"ts":0.5,"dur":5.5,"args":{"call":"all_reduce of Float [8]","group":"world","sequence":41,"module":"","pass":"forward","step":17,"state":"waiting"}}
+    {"name":"send (failed)","cat":"backward","ph":"X","pid":1,"tid":2,"ts":1.0,"dur":2.5,"args":{"call":"send of Float [8]","group":"pair","sequence":4,"module":"","pass":"forward","step":17,"state":"failed","peer":0,"problem":"connection lost"}}
+    "#);
+}
+
+#[test]
 fn different_calls_are_named_with_both_sides() {
     let reduce = |shape: &[i64]| entry("all_reduce", 0, 41, "failed", shape);
     let records = [
@@ -232,7 +261,11 @@ fn what_is_no_record_is_an_error_that_names_the_file() {
     let path = folder.path().join("flight_rank_00000.json");
     let refused = || read(folder.path()).unwrap_err().to_string();
     assert!(refused().contains("holds no flight record"), "{}", refused());
-    for (text, word) in [("{", "not a flight record"), ("{\"version\": 1}", "not a flight record")] {
+    for (text, word) in [
+        ("{", "not a flight record"),
+        ("{\"version\": 1}", "not a flight record"),
+        ("{\"version\": 2}", "version 2, expected 1"),
+    ] {
         std::fs::write(&path, text).unwrap();
         assert!(refused().contains("flight_rank_00000.json") && refused().contains(word), "{}", refused());
     }

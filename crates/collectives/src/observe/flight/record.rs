@@ -23,6 +23,19 @@ pub enum FlightState {
     Failed,
 }
 
+impl FlightState {
+    /// Returns the name in records.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Called => "called",
+            Self::Started => "started",
+            Self::Waiting => "waiting",
+            Self::Finished => "finished",
+            Self::Failed => "failed",
+        }
+    }
+}
+
 /// One of the last operations of a rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]

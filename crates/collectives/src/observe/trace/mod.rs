@@ -1,5 +1,6 @@
 //! Recorders of communication, attached to a world. Where none is attached, an operation pays one atomic load.
 
+mod chrome;
 mod record;
 mod table;
 
@@ -9,6 +10,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::observe::label;
 
+pub use chrome::{ChromeSlice, chrome_trace};
 pub use record::{CommEvent, CommRecord};
 
 /// More operations than this are counted, and not kept: a trace that was forgotten must not fill the memory.

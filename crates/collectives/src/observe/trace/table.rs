@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use super::{CommEvent, CommRecord};
+use super::{ChromeSlice, CommEvent, CommRecord, chrome_trace};
 
 /// Sums of one row of the table.
 #[derive(Default)]
@@ -40,31 +40,8 @@ impl CommRecord {
     /// # Ok::<(), isobar_collectives::Error>(())
     /// ```
     pub fn to_chrome_trace(&self) -> Value {
-        let start = self.events().iter().map(|event| event.begin_ns).min().unwrap_or_default();
-        let us = |ns: u64| ns as f64 / 1e3;
-        let mut lanes = Lanes::default();
-        let mut slices = Vec::new();
-        for event in self.events() {
-            slices.push(json!({
-                "name": event.operation,
-                "cat": pass(event.backward),
-                "ph": "X",
-                "pid": event.rank,
-                "tid": lanes.of(event),
-                "ts": us(event.begin_ns.saturating_sub(start)),
-                "dur": us(event.end_ns.saturating_sub(event.begin_ns)),
-                "args": {
-                    "group": event.group,
-                    "sequence": event.sequence,
-                    "module": event.module,
-                    "sent": event.sent,
-                    "received": event.received,
-                },
-            }));
-        }
-        let mut events = lanes.names();
-        events.append(&mut slices);
-        json!({ "displayTimeUnit": "ms", "traceEvents": events })
+        let slices: Vec<ChromeSlice<'_>> = self.events().iter().map(slice).collect();
+        chrome_trace(&slices, |rank| format!("rank {rank}"))
     }
 
     fn rows(&self, times: bool) -> String {
@@ -126,46 +103,24 @@ fn aligned(lines: &[[String; 8]], columns: usize) -> String {
     lines.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
+fn slice(event: &CommEvent) -> ChromeSlice<'_> {
+    ChromeSlice {
+        rank: event.rank,
+        row: &event.group,
+        name: event.operation.clone(),
+        category: pass(event.backward),
+        begin_ns: event.begin_ns,
+        end_ns: event.end_ns,
+        args: json!({
+            "group": event.group,
+            "sequence": event.sequence,
+            "module": event.module,
+            "sent": event.sent,
+            "received": event.received,
+        }),
+    }
+}
+
 fn pass(backward: bool) -> &'static str {
     if backward { "backward" } else { "forward" }
-}
-
-/// Rows of the viewer, each of operations of one rank and group that do not overlap: slices of a row must nest.
-#[derive(Default)]
-struct Lanes<'a> {
-    /// Rank, group, number within the group, and when the last operation in it ends.
-    lanes: Vec<(usize, &'a str, usize, u64)>,
-}
-
-impl<'a> Lanes<'a> {
-    fn of(&mut self, event: &'a CommEvent) -> usize {
-        let same = |lane: &(usize, &str, usize, u64)| lane.0 == event.rank && lane.1 == event.group;
-        let free = |lane: &(usize, &str, usize, u64)| same(lane) && lane.3 <= event.begin_ns;
-        match self.lanes.iter().position(free) {
-            Some(index) => {
-                self.lanes[index].3 = event.end_ns;
-                index
-            }
-            None => {
-                let number = self.lanes.iter().filter(|lane| same(lane)).count();
-                self.lanes.push((event.rank, &event.group, number, event.end_ns));
-                self.lanes.len() - 1
-            }
-        }
-    }
-
-    fn names(&self) -> Vec<Value> {
-        let mut named = Vec::new();
-        let mut events = Vec::new();
-        for (tid, &(rank, group, number, _)) in self.lanes.iter().enumerate() {
-            let meta = |name: &str, label: String| json!({ "name": name, "ph": "M", "pid": rank, "tid": tid, "args": { "name": label } });
-            if !named.contains(&rank) {
-                named.push(rank);
-                events.push(meta("process_name", format!("rank {rank}")));
-            }
-            let label = if number == 0 { group.to_owned() } else { format!("{group} ({})", number + 1) };
-            events.push(meta("thread_name", label));
-        }
-        events
-    }
 }
