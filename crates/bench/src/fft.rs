@@ -13,17 +13,6 @@ const SHAPE: [i64; 4] = [1, 32, 720, 1440];
 const SIZE: [i64; 2] = [720, 1440];
 const DIMS: [i64; 2] = [2, 3];
 
-fn field() -> Result<Tensor> {
-    tch::manual_seed(0);
-    Ok(Tensor::f_randn(SHAPE, (Kind::Float, Device::Cpu))?)
-}
-
-fn check(what: &str, got: &Tensor, want: &Tensor) -> Result<()> {
-    let off = got.f_sub(want)?.f_abs()?.f_max()?.f_double_value(&[])?;
-    ensure!(off < 1e-4, "{what} is {off} away from what it must be");
-    Ok(())
-}
-
 /// As operators of a sharded tensor that is split along its height; the spectrum is left split along its columns. What
 /// travels is cut into so many pieces.
 pub(crate) fn of_shards(group: &Group, pieces: usize) -> Result<Prepared> {
@@ -71,4 +60,15 @@ pub(crate) fn split_last(group: &Group) -> Result<Prepared> {
         Ok(())
     };
     Ok(Prepared { timed: Timed::Step(Box::new(step)), output: None })
+}
+
+fn field() -> Result<Tensor> {
+    tch::manual_seed(0);
+    Ok(Tensor::f_randn(SHAPE, (Kind::Float, Device::Cpu))?)
+}
+
+fn check(what: &str, got: &Tensor, want: &Tensor) -> Result<()> {
+    let off = got.f_sub(want)?.f_abs()?.f_max()?.f_double_value(&[])?;
+    ensure!(off < 1e-4, "{what} is {off} away from what it must be");
+    Ok(())
 }

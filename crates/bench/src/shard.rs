@@ -20,10 +20,6 @@ const BATCHES: u32 = 20;
 const LEAST_OVERHEAD: f64 = 0.05e-6;
 const MIB: i64 = 1 << 20;
 
-fn mesh(group: &Group) -> Result<DeviceMesh> {
-    Ok(DeviceMesh::new(group, &[group.size() as i64], &["domain"])?)
-}
-
 /// A [64, 64] part on each rank, and a [64, 64] weight on all.
 struct Operands {
     part: Tensor,
@@ -80,29 +76,6 @@ pub(crate) fn reshape(group: &Group) -> Result<Prepared> {
     overhead(move || Ok(sharded.reshape(&[-1, 8, 64])?), move || Ok(part.f_reshape([-1, 8, 64])?))
 }
 
-/// Seconds that a call of `sharded` takes more than one of `plain`. Batches of both take turns, and the median of their
-/// differences counts: the difference is small beside the calls, and what else the machine does must not look like it.
-fn overhead<S, P>(
-    sharded: impl Fn() -> Result<S> + 'static,
-    plain: impl Fn() -> Result<P> + 'static,
-) -> Result<Prepared> {
-    let measure = move || {
-        let _guard = NoGrad::new();
-        let difference = |_| Ok(per_call(&sharded)? - per_call(&plain)?);
-        let mut differences = (0..BATCHES).map(difference).collect::<Result<Vec<f64>>>()?;
-        Ok(median(&mut differences).max(LEAST_OVERHEAD))
-    };
-    Ok(Prepared { timed: Timed::Measured(Box::new(measure)), output: None })
-}
-
-fn per_call<T>(call: impl Fn() -> Result<T>) -> Result<f64> {
-    let start = Instant::now();
-    for _ in 0..CALLS {
-        std::hint::black_box(call()?);
-    }
-    Ok(start.elapsed().as_secs_f64() / f64::from(CALLS))
-}
-
 /// A `[1024, n]` tensor of so many MiB.
 pub(crate) fn redistribute(
     group: &Group,
@@ -124,4 +97,31 @@ pub(crate) fn redistribute(
         "redistribute from {source} to {target} gave a wrong result"
     );
     Ok(Prepared { timed: Timed::Step(Box::new(move || run().map(drop))), output: None })
+}
+
+fn mesh(group: &Group) -> Result<DeviceMesh> {
+    Ok(DeviceMesh::new(group, &[group.size() as i64], &["domain"])?)
+}
+
+/// Seconds that a call of `sharded` takes more than one of `plain`. Batches of both take turns, and the median of their
+/// differences counts: the difference is small beside the calls, and what else the machine does must not look like it.
+fn overhead<S, P>(
+    sharded: impl Fn() -> Result<S> + 'static,
+    plain: impl Fn() -> Result<P> + 'static,
+) -> Result<Prepared> {
+    let measure = move || {
+        let _guard = NoGrad::new();
+        let difference = |_| Ok(per_call(&sharded)? - per_call(&plain)?);
+        let mut differences = (0..BATCHES).map(difference).collect::<Result<Vec<f64>>>()?;
+        Ok(median(&mut differences).max(LEAST_OVERHEAD))
+    };
+    Ok(Prepared { timed: Timed::Measured(Box::new(measure)), output: None })
+}
+
+fn per_call<T>(call: impl Fn() -> Result<T>) -> Result<f64> {
+    let start = Instant::now();
+    for _ in 0..CALLS {
+        std::hint::black_box(call()?);
+    }
+    Ok(start.elapsed().as_secs_f64() / f64::from(CALLS))
 }

@@ -33,19 +33,6 @@ const SAME: Duration = Duration::from_secs(2);
 /// Interval at which ranks are checked once others have ended.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Returns whether a signal has stopped a process of a rank's group.
-fn is_stopped(group: u32) -> bool {
-    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let numbers =
-        processes.filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
-    numbers.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok()).any(|stat| {
-        // The name, in parentheses, may hold anything; state, parent and group follow it.
-        let fields = stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace());
-        let mut fields = fields.into_iter().flatten();
-        fields.next() == Some("T") && fields.nth(1).and_then(|number| number.parse().ok()) == Some(group)
-    })
-}
-
 /// Outcome of an attempt.
 pub(super) struct Outcome {
     pub(super) ends: Vec<End>,
@@ -398,4 +385,17 @@ impl Attempt<'_> {
             }
         }
     }
+}
+
+/// Returns whether a signal has stopped a process of a rank's group.
+fn is_stopped(group: u32) -> bool {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers =
+        processes.filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
+    numbers.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok()).any(|stat| {
+        // The name, in parentheses, may hold anything; state, parent and group follow it.
+        let fields = stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace());
+        let mut fields = fields.into_iter().flatten();
+        fields.next() == Some("T") && fields.nth(1).and_then(|number| number.parse().ok()) == Some(group)
+    })
 }

@@ -23,7 +23,7 @@ pub enum Error {
         message: String,
     },
     /// tch reported an error.
-    #[error(transparent)]
+    #[error("tensor operation failed: {0}")]
     Tch(#[from] tch::TchError),
     /// A closure that ran inside backward returned an error.
     #[error("{what} failed: {}", error_text(error.as_ref()))]
@@ -145,5 +145,19 @@ pub(crate) extern "C" fn drop_box<T>(value: *mut c_void) {
     let value = unsafe { Box::from_raw(value.cast::<T>()) };
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
         std::mem::forget(panic);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_cause_is_told_once() {
+        let refused = Error::from(tch::TchError::Shape("a scalar has no dim 0".into()));
+        let text = "tensor operation failed: invalid shape: a scalar has no dim 0";
+        assert_eq!(error_text(&refused), text);
+        let closure = Error::Closure { what: "a hook".into(), error: refused.into() };
+        assert_eq!(error_text(&closure), format!("a hook failed: {text}"));
     }
 }

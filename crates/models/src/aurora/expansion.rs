@@ -23,12 +23,6 @@ const TIME: Range = [1.0, 24.0 * 365.25];
 /// Square roots of areas in km, by wavelengths from the area of 0.01° at a pole to that of the earth, in km².
 pub(super) const SIZE: Range = [0.000_108_140_852_630_580_73, 511_207_893.395_810_96];
 
-/// The factors 2π/λ of `count` wavelengths.
-fn factors([low, high]: Range, count: i64) -> Vec<f64> {
-    let step = (high / low).ln() / (count - 1).max(1) as f64;
-    (0..count).map(|i| 2.0 * PI / (low * (step * i as f64).exp())).collect()
-}
-
 /// Expansions `[values, features]` of numbers: sines, then cosines.
 pub(super) fn of_numbers(values: &[f64], range: Range, features: i64) -> Vec<f64> {
     let factors = factors(range, features / 2);
@@ -96,4 +90,10 @@ pub(super) fn root_areas(
     };
     let middles: Vec<f64> = latitude.middles(rows)?.try_into()?;
     Tensor::f_from_slice(&middles.iter().map(root).collect::<Vec<_>>())?.f_to(rows.device())
+}
+
+/// The factors 2π/λ of `count` wavelengths.
+fn factors([low, high]: Range, count: i64) -> Vec<f64> {
+    let step = (high / low).ln() / (count - 1).max(1) as f64;
+    (0..count).map(|i| 2.0 * PI / (low * (step * i as f64).exp())).collect()
 }

@@ -2,11 +2,6 @@
 
 use super::{Cell, turned};
 
-/// Side of a face on which an index lies: −1 before it, 0 on it, 1 behind it.
-fn side(index: i64, n: i64) -> i64 {
-    i64::from(index >= n) - i64::from(index < 0)
-}
-
 /// The two elements whose mean is the element `at`, at most n outside of its face.
 pub(super) fn sources(at: Cell, n: i64) -> [Cell; 2] {
     let Cell { face, row, column } = at;
@@ -74,4 +69,9 @@ fn below_right(ring: i64, down: i64, across: i64, n: i64) -> [Cell; 2] {
         further if further > 0 => [below(down, n - further); 2],
         further => [right(n + further, across); 2],
     }
+}
+
+/// Side of a face on which an index lies: −1 before it, 0 on it, 1 behind it.
+fn side(index: i64, n: i64) -> i64 {
+    i64::from(index >= n) - i64::from(index < 0)
 }

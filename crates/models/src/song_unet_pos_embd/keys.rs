@@ -6,11 +6,6 @@ use serde_json::{Map, Value, json};
 
 use crate::song_unet::SongUNetConfig;
 
-/// Defaults of PhysicsNeMo for the networks with positions, where they differ from those of SongUNet alone.
-fn defaults() -> [(&'static str, Value); 3] {
-    [("channel_mult", json!([1, 2, 2, 2, 2])), ("attn_resolutions", json!([28])), ("dropout", json!(0.13))]
-}
-
 /// Takes the keys of `K` out of a table.
 pub(crate) fn take<K: JsonSchema + DeserializeOwned>(
     table: &mut Map<String, Value>,
@@ -60,4 +55,9 @@ pub(crate) fn joined_schema(generator: &mut SchemaGenerator, parts: &[Schema]) -
         }
     }
     Schema::try_from(schema).unwrap_or_default()
+}
+
+/// Defaults of PhysicsNeMo for the networks with positions, where they differ from those of SongUNet alone.
+fn defaults() -> [(&'static str, Value); 3] {
+    [("channel_mult", json!([1, 2, 2, 2, 2])), ("attn_resolutions", json!([28])), ("dropout", json!(0.13))]
 }

@@ -9,78 +9,6 @@ use crate::layout::Layout;
 use crate::rules::Call;
 use crate::tensor::ShardTensor;
 
-/// Uniform numbers of `low..high`.
-fn uniform(
-    layout: &Layout,
-    low: f64,
-    high: f64,
-    kind: Kind,
-    device: Device,
-    generator: &Generator,
-) -> Result<ShardTensor> {
-    fill("rand", layout, (kind, device), generator, |g, window| {
-        Ok(g.uniform(window, low, high, (kind, device))?)
-    })
-}
-
-/// The parts of one draw for the global shape. The generator moves on by one.
-fn fill(
-    op: &'static str,
-    layout: &Layout,
-    options: (Kind, Device),
-    generator: &Generator,
-    draw: impl Fn(&Generator, &Window) -> Result<Tensor>,
-) -> Result<ShardTensor> {
-    fill_window(op, (layout, Window::whole(layout.shape())), options, generator, draw)
-}
-
-/// Fills a tensor that is itself the window of a larger one.
-fn fill_window(
-    op: &'static str,
-    (layout, window): (&Layout, Window),
-    options: (Kind, Device),
-    generator: &Generator,
-    draw: impl Fn(&Generator, &Window) -> Result<Tensor>,
-) -> Result<ShardTensor> {
-    if layout.is_partial() {
-        return refuse(
-            op,
-            format!("random values of a partial layout, {layout}; expected shards and replicas"),
-        );
-    }
-    // The parts are all of the same draw.
-    let at = generator.clone();
-    generator.next_u64();
-    let blocks = layout.intervals().into_iter().try_fold(
-        vec![(window, Vec::<i64>::new())],
-        |windows, part| -> Result<Vec<_>> {
-            let mut cut = Vec::new();
-            for (window, place) in windows {
-                let mut to = 0;
-                for interval in part {
-                    let narrowed = window.clone().narrow(place.len(), interval.start, interval.len)?;
-                    cut.push((narrowed, [&place[..], &[to]].concat()));
-                    to += interval.len;
-                }
-            }
-            Ok(cut)
-        },
-    )?;
-    if let [(window, _)] = &blocks[..] {
-        return Ok(ShardTensor::new(draw(&at.clone(), window)?, layout.clone()));
-    }
-    let local = torch(op, Tensor::f_zeros(layout.local_shape(), options))?;
-    for (window, place) in &blocks {
-        let part = draw(&at.clone(), window)?;
-        let mut target = local.shallow_clone();
-        for (dim, (&start, &len)) in place.iter().zip(window.shape()).enumerate() {
-            target = torch(op, target.f_narrow(dim as i64, start, len))?;
-        }
-        torch(op, target.f_copy_(&part))?;
-    }
-    Ok(ShardTensor::new(local, layout.clone()))
-}
-
 /// One draw of a generator for a handler that a program brings: its seed and draws before, with which it can be resumed.
 pub(crate) fn drawn(generator: &Generator) -> serde_json::Value {
     let before = serde_json::json!({ "seed": generator.seed(), "draws": generator.draws() });
@@ -251,4 +179,76 @@ fn window(call: &Call<'_>, shape: &[i64]) -> Result<Window> {
         window.narrow(dim, offset, extent)
     });
     Ok(window?)
+}
+
+/// Uniform numbers of `low..high`.
+fn uniform(
+    layout: &Layout,
+    low: f64,
+    high: f64,
+    kind: Kind,
+    device: Device,
+    generator: &Generator,
+) -> Result<ShardTensor> {
+    fill("rand", layout, (kind, device), generator, |g, window| {
+        Ok(g.uniform(window, low, high, (kind, device))?)
+    })
+}
+
+/// The parts of one draw for the global shape. The generator moves on by one.
+fn fill(
+    op: &'static str,
+    layout: &Layout,
+    options: (Kind, Device),
+    generator: &Generator,
+    draw: impl Fn(&Generator, &Window) -> Result<Tensor>,
+) -> Result<ShardTensor> {
+    fill_window(op, (layout, Window::whole(layout.shape())), options, generator, draw)
+}
+
+/// Fills a tensor that is itself the window of a larger one.
+fn fill_window(
+    op: &'static str,
+    (layout, window): (&Layout, Window),
+    options: (Kind, Device),
+    generator: &Generator,
+    draw: impl Fn(&Generator, &Window) -> Result<Tensor>,
+) -> Result<ShardTensor> {
+    if layout.is_partial() {
+        return refuse(
+            op,
+            format!("random values of a partial layout, {layout}; expected shards and replicas"),
+        );
+    }
+    // The parts are all of the same draw.
+    let at = generator.clone();
+    generator.next_u64();
+    let blocks = layout.intervals().into_iter().try_fold(
+        vec![(window, Vec::<i64>::new())],
+        |windows, part| -> Result<Vec<_>> {
+            let mut cut = Vec::new();
+            for (window, place) in windows {
+                let mut to = 0;
+                for interval in part {
+                    let narrowed = window.clone().narrow(place.len(), interval.start, interval.len)?;
+                    cut.push((narrowed, [&place[..], &[to]].concat()));
+                    to += interval.len;
+                }
+            }
+            Ok(cut)
+        },
+    )?;
+    if let [(window, _)] = &blocks[..] {
+        return Ok(ShardTensor::new(draw(&at.clone(), window)?, layout.clone()));
+    }
+    let local = torch(op, Tensor::f_zeros(layout.local_shape(), options))?;
+    for (window, place) in &blocks {
+        let part = draw(&at.clone(), window)?;
+        let mut target = local.shallow_clone();
+        for (dim, (&start, &len)) in place.iter().zip(window.shape()).enumerate() {
+            target = torch(op, target.f_narrow(dim as i64, start, len))?;
+        }
+        torch(op, target.f_copy_(&part))?;
+    }
+    Ok(ShardTensor::new(local, layout.clone()))
 }

@@ -39,12 +39,12 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 /// True if a program has registered anything for sharded tensors; otherwise operators skip the lookup.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Records that a program has registered a rule; operators look rules up from then on.
-fn something_is_registered() {
-    ANY.store(true, Ordering::Release);
-}
-
 /// Returns whether operators must look up registered rules.
 pub(crate) fn is_anything_registered() -> bool {
     ANY.load(Ordering::Acquire) || operator::is_any_own()
+}
+
+/// Records that a program has registered a rule; operators look rules up from then on.
+fn something_is_registered() {
+    ANY.store(true, Ordering::Release);
 }

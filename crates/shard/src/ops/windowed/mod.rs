@@ -22,32 +22,6 @@ use crate::rules::{Footprint, Side};
 use crate::tensor::ShardTensor;
 use crate::window::{Border, HaloSpec, WindowRun, Windows, fetch};
 
-/// Returns the input's indices that some of the result's need; they may lie beyond its ends.
-fn window(geometry: &WindowGeometry, own: Interval) -> (i64, i64) {
-    let first = own.start * geometry.stride - geometry.before;
-    (first, first + (own.len - 1) * geometry.stride + geometry.reach())
-}
-
-/// Returns the window of an operator on a rank, to bound its bytes.
-fn window_on(call: &Footprint<'_>, side: &Side, geometry: &WindowGeometry) -> Result<(i64, i64)> {
-    let layout = &call.tensor(0)?.layout;
-    let mut dims = layout.dims().to_vec();
-    dims[side.dim] = split_of_result(&dims[side.dim], geometry);
-    let layout = layout.with_dims(dims);
-    let own = layout.intervals_of(side.rank)[side.dim].first().copied();
-    Ok(own.filter(|own| own.len > 0).map_or((0, 0), |own| window(geometry, own)))
-}
-
-/// Returns the border of a window for a mode of padding.
-fn border(mode: PadMode) -> Border {
-    match mode {
-        PadMode::Constant => Border::Fill,
-        PadMode::Circular => Border::Circular,
-        PadMode::Reflect => Border::Reflect,
-        PadMode::Replicate => Border::Replicate,
-    }
-}
-
 /// Windows of all ranks, and the layout of the result that follows from them.
 struct WindowPlan {
     windows: Windows,
@@ -129,6 +103,32 @@ impl Windowed {
             }
         }
         Ok(y)
+    }
+}
+
+/// Returns the input's indices that some of the result's need; they may lie beyond its ends.
+fn window(geometry: &WindowGeometry, own: Interval) -> (i64, i64) {
+    let first = own.start * geometry.stride - geometry.before;
+    (first, first + (own.len - 1) * geometry.stride + geometry.reach())
+}
+
+/// Returns the window of an operator on a rank, to bound its bytes.
+fn window_on(call: &Footprint<'_>, side: &Side, geometry: &WindowGeometry) -> Result<(i64, i64)> {
+    let layout = &call.tensor(0)?.layout;
+    let mut dims = layout.dims().to_vec();
+    dims[side.dim] = split_of_result(&dims[side.dim], geometry);
+    let layout = layout.with_dims(dims);
+    let own = layout.intervals_of(side.rank)[side.dim].first().copied();
+    Ok(own.filter(|own| own.len > 0).map_or((0, 0), |own| window(geometry, own)))
+}
+
+/// Returns the border of a window for a mode of padding.
+fn border(mode: PadMode) -> Border {
+    match mode {
+        PadMode::Constant => Border::Fill,
+        PadMode::Circular => Border::Circular,
+        PadMode::Reflect => Border::Reflect,
+        PadMode::Replicate => Border::Replicate,
     }
 }
 
