@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use isobar_data::{WellDim, WellFile, WellMeta, WellWriter};
+use isobar_data::{DataConfig, Missing, WellDim, WellFile, WellMeta, WellWriter, Window};
 use isobar_harness::{Exit, Launch, Memo, Outcome, curve::assert_same_run, workspace};
 use isobar_tests::{has_mpi, has_slurm, runs::single_run};
 use rstest::rstest;
@@ -555,6 +555,40 @@ fn what_does_not_fit_is_one_clear_error(#[case] sets: &[&str], #[case] code: i32
     let outcome = launch.run().unwrap();
     assert_eq!(outcome.exit, Exit::Code(code), "{outcome}");
     assert!(outcome.ranks[0].stderr.contains(words), "{outcome}");
+}
+
+/// A forecast that diverges is written with NaN from there on, in plain HDF5, since The Well's schema has none. Errors are those of
+/// the steps before, and the exit code says that the forecast is not usable.
+#[rstest]
+#[case(1, &[])]
+#[case(2, &["--set", "distributed.mesh.shape=[2]", "--set", "distributed.mesh.names=[\"data\"]"])]
+#[case(2, &["--set", "distributed.mesh.shape=[2]", "--set", "distributed.mesh.names=[\"domain\"]"])]
+fn a_forecast_that_diverges_is_written(#[case] ranks: usize, #[case] mesh: &[&str]) {
+    let folder = tempdir().unwrap();
+    let sets =
+        ["data.fields=[\"height\"]", "train.max_steps=1", "optimizer.lr=100", "schedule.warmup_epochs=0"];
+    let trained = isobar(Launch::plain(1, ISOBAR), "train", "navier_stokes_fno", folder.path(), &sets);
+    let _ = trained.run().unwrap().expect_success();
+    let out = folder.path().join("out.h5");
+    let launch = isobar(Launch::plain(ranks, ISOBAR), "predict", "navier_stokes_fno", folder.path(), &sets);
+    let launch =
+        launch.args(mesh).args(["--samples", "4,2", "--steps", "12", "--out", out.to_str().unwrap()]);
+    let outcome = launch.run().unwrap();
+    assert_eq!(outcome.exit, Exit::Code(3), "{outcome}");
+    let said = &outcome.ranks[0];
+    for words in
+        ["the prediction is not finite: `height` of trajectory 2 from step ", "into plain HDF5", "--steps="]
+    {
+        assert!(said.stderr.contains(words), "{words}: {outcome}");
+    }
+    assert!(said.stdout.contains("forecast    relative L2 error "), "{outcome}");
+    let fields = vec!["height".to_owned()];
+    let config = DataConfig { path: out.into(), format: "hdf5".into(), fields, ..DataConfig::default() };
+    let data = DataConfig { missing: Missing::Mask, ..config }.open().unwrap();
+    let window = Window { frames: 0..13, points: vec![0..POINTS, 0..POINTS] };
+    let gaps = data.read(&window, &[0, 1], &["height"]).unwrap().isnan().flatten(2, -1).any_dim(-1, false);
+    let gaps = Vec::<bool>::try_from(gaps.flatten(0, -1)).unwrap();
+    assert!(gaps.chunks(13).all(|frames| frames[..2] == [false; 2] && frames[12]), "{gaps:?}");
 }
 
 /// Neither the prediction nor the files beside it replace what was read, or what the run has.

@@ -35,6 +35,8 @@ pub(crate) struct Reducer {
 pub(crate) struct Word {
     /// True if the rank reports parameters without gradients.
     pub(crate) complains: bool,
+    /// True if the rank has refused the pass: see [`Reducer::begin`].
+    pub(crate) refuses: bool,
     /// Its share of the batch.
     pub(crate) share: f64,
 }
@@ -42,7 +44,7 @@ pub(crate) struct Word {
 /// Values that the ranks have exchanged.
 #[derive(Debug)]
 pub(crate) struct Heard {
-    /// Names of this rank's own parameters without gradients, if any rank reports some.
+    /// Names of this rank's own parameters without gradients, if any rank reports some or has refused the pass.
     pub(crate) missing: Option<Vec<String>>,
     /// The sum of the shares, and how far it may be from what it should be in the dtype that it was summed in.
     pub(crate) shares: (f64, f64),
@@ -150,16 +152,21 @@ impl Reducer {
     }
 
     /// From here to [`Reducer::finish`] gradients are reduced as they come.
+    ///
+    /// # Errors
+    ///
+    /// Gradients that were reduced before, maybe on this rank only: it still makes the pass, as the others do, and tells them at its
+    /// end.
     pub(crate) fn begin(&self) -> Result<()> {
         let mut shared = lock(&self.shared);
-        shared.refuse_reduced()?;
+        let refused = shared.refuse_reduced();
         shared.repeats.begin();
         shared.pass = Some(Pass {
             arrived: vec![false; shared.params.len()],
             missing: shared.buckets.iter().map(|bucket| bucket.members.len()).collect(),
             works: Vec::new(),
         });
-        Ok(())
+        refused
     }
 
     /// Returns whether a gradient has come since the last [`Reducer::zero`].
@@ -178,8 +185,8 @@ impl Reducer {
     }
 
     /// Reduces what has not been begun and waits for all. With `complains` this rank tells the others, in an element of
-    /// the last bucket, that it has seen no gradient of some parameter since the last [`Reducer::zero`]; in another one it
-    /// tells its share of the batch.
+    /// the last bucket, that it has seen no gradient of some parameter since the last [`Reducer::zero`], with `refuses` that it has
+    /// refused the pass; in another one it tells its share of the batch.
     pub(crate) fn finish(&self, word: Word) -> Result<Heard> {
         let _no_grad = tch::no_grad_guard();
         let mut shared = lock(&self.shared);
@@ -191,7 +198,7 @@ impl Reducer {
             false => Vec::new(),
         };
         shared.repeats.end();
-        shared.tell(!unseen.is_empty(), word.share)?;
+        shared.tell(!unseen.is_empty() || word.refuses, word.share)?;
         shared.start(&mut pass, shared.buckets.len())?;
         for (index, work) in pass.works.into_iter().enumerate() {
             if let Some(work) = work {

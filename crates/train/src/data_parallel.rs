@@ -202,10 +202,11 @@ impl DataParallel {
     ///
     /// [`Error::MissingGradient`] on all ranks where a parameter took no part in the loss on one and
     /// `find_unused_parameters` is off; [`Error::WrongGradients`] where the shares of the batch that the ranks have had do not
-    /// make one batch, or gradients that were summed before would be summed again; whatever a backward closure or the communication reports. Where the pass
-    /// itself fails, this rank leaves the group, so that the others do not wait for it.
+    /// make one batch, or gradients that were summed before are summed again ([`Error::OtherRank`] where that is so on another rank
+    /// only); the ranks stay in step, and go on after [`zero_grad`](Self::zero_grad). Whatever a backward closure or the communication
+    /// reports. Where the pass itself fails, this rank leaves the group, so that the others do not wait for it.
     pub fn backward(&self, loss: Option<&Tensor>, local: u64, global: u64) -> Result<()> {
-        self.reducer.begin()?;
+        let begun = self.reducer.begin();
         if let Err(error) = self.backward_no_sync(loss, local, global) {
             self.reducer.abandon();
             self.group.leave(&error.to_string());
@@ -214,8 +215,9 @@ impl DataParallel {
         let share = std::mem::take(&mut *lock(&self.share)) / self.summands as f64;
         // A rank without samples has no say in which parameters are used.
         let complains = !self.find_unused_parameters && (local > 0 || self.reducer.has_seen_any());
-        let heard = self.reducer.finish(Word { complains, share })?;
+        let heard = self.reducer.finish(Word { complains, refuses: begun.is_err(), share })?;
         if let Some(unused) = heard.missing {
+            agree(&self.group, begun)?;
             self.report_missing(unused.first())?;
         }
         let (sum, off) = heard.shares;

@@ -18,12 +18,6 @@ const SHOWN: usize = 8;
 const SAYINGS: [&str; 4] =
     ["out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory"];
 
-/// Returns whether an error says that memory has run out.
-fn says_so(error: &Error) -> bool {
-    let text = error.to_string().to_lowercase();
-    SAYINGS.iter().any(|saying| text.contains(saying))
-}
-
 /// Adds to an error of a rank without memory left what holds it; other errors stay as they are.
 pub(crate) fn explained(error: Error, world: &Group, held: &NamedTensors<'_>) -> Error {
     // An error of another rank's memory does not concern this rank.
@@ -95,4 +89,10 @@ impl NamedTensors<'_> {
         }
         text
     }
+}
+
+/// Returns whether an error says that memory has run out.
+fn says_so(error: &Error) -> bool {
+    let text = error.to_string().to_lowercase();
+    SAYINGS.iter().any(|saying| text.contains(saying))
 }

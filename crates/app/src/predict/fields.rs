@@ -23,12 +23,26 @@ pub(super) struct Prediction<'a> {
     pub(super) steps: usize,
     /// Name of the predicted data set.
     pub(super) name: String,
-    /// True if NaN marks missing values, also in the predictions.
-    pub(super) masked: bool,
 }
 
-/// The file to write, and its attributes besides those of its schema.
-pub(super) type Out<'a> = (&'a Path, &'a [(&'static str, String)]);
+/// The file to write.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Out<'a> {
+    pub(super) path: &'a Path,
+    /// Attributes besides those of the file's schema.
+    pub(super) attributes: &'a [(&'static str, String)],
+    /// Writes HDF5 without the schema of the data, which may have no place for NaN.
+    pub(super) plain: bool,
+}
+
+impl Out<'_> {
+    /// Returns whether the file is HDF5, in the layout of the data or plain; an extension of another format names that.
+    pub(super) fn is_hdf5(&self) -> bool {
+        self.path.extension().is_none_or(|extension| {
+            ["h5", "hdf5", "he5", "hdf"].iter().any(|own| extension.eq_ignore_ascii_case(own))
+        })
+    }
+}
 
 impl Prediction<'_> {
     /// Number of steps whose truth is known.
@@ -85,18 +99,14 @@ impl Prediction<'_> {
     }
 
     /// A file like the data set that was read; of trajectories, of the frames from the first one on. All ranks call.
-    pub(super) fn output(
-        &self,
-        (path, attributes): Out<'_>,
-        windows: &Windows<'_>,
-        world: &Group,
-    ) -> Result<Output> {
+    pub(super) fn output(&self, out: Out<'_>, windows: &Windows<'_>, world: &Group) -> Result<Output> {
         let mut names: Vec<String> = Vec::new();
         self.written_inputs().iter().chain(&self.source.targets).for_each(|name| {
             if !names.contains(name) {
                 names.push(name.clone());
             }
         });
+        let Out { path, attributes, plain } = out;
         let meta = PredictionMeta {
             name: self.name.clone(),
             variables: names,
@@ -105,15 +115,16 @@ impl Prediction<'_> {
             sample_times: self.sample_times(),
             sample_numbers: self.samples.to_vec(),
             attributes: attributes.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect(),
-            missing: self.masked,
+            // A forecast may diverge, and has NaN from there on.
+            missing: true,
             left_out: Vec::new(),
         };
-        // An extension of another format than HDF5 names it.
         let data = self.source.targets();
-        let is_hdf5 = path.extension().is_none_or(|extension| {
-            ["h5", "hdf5", "he5", "hdf"].iter().any(|own| extension.eq_ignore_ascii_case(own))
-        });
-        let other = if is_hdf5 { None } else { Some(writer(None, path)?) };
+        let other = match (out.is_hdf5(), plain) {
+            (true, false) => None,
+            (true, true) => Some(writer(Some("hdf5"), path)?),
+            (false, _) => Some(writer(None, path)?),
+        };
         let content = || -> Result<Content> {
             let mut content = data.content(&meta)?;
             if other.is_some_and(|writer| writer.by_rank()) {
@@ -168,29 +179,14 @@ impl Prediction<'_> {
         for variable in self.source.chosen_targets(variables)? {
             let channels = variable.channels.len() as i64;
             let values = frame.f_narrow(1, first, channels)?;
-            let written = match writer.takes_windows() {
-                true => writer.write_window(&variable.name, sample, at, points, &values),
-                false => writer.write(&variable.name, sample, at, &values),
-            };
-            let number = self.samples.get(sample).copied().unwrap_or(sample);
-            let place = match self.source.has_steps() {
-                true => format!("step {at} of trajectory {number}"),
-                false => format!("sample {number}"),
-            };
-            written.map_err(|error| not_finite(&place, &variable.name, error))?;
+            match writer.takes_windows() {
+                true => writer.write_window(&variable.name, sample, at, points, &values)?,
+                false => writer.write(&variable.name, sample, at, &values)?,
+            }
             first += channels;
         }
         Ok(())
     }
-}
-
-/// Says of values that a file rejects because they are not finite that they are a forecast, and where.
-fn not_finite(place: &str, variable: &str, error: isobar_data::Error) -> anyhow::Error {
-    let isobar_data::Error::NotFinite { value, .. } = error else { return error.into() };
-    let text = format!(
-        "the forecast of `{variable}` is not finite at {place}: {value}; predict fewer steps (--steps), or train further"
-    );
-    Exit::Data.because(text).into()
 }
 
 /// Returns the usual step of the times of `data`; of a single frame, that of the training data in the unit of `data`. `None` if
@@ -247,23 +243,6 @@ mod tests {
         fn read(&self, _: &Window, _: &[usize], _: &[&str]) -> Result<Tensor> {
             unreachable!()
         }
-    }
-
-    #[test]
-    fn values_that_are_not_finite_are_of_the_forecast() {
-        let path = || Path::new("prediction.h5").to_owned();
-        let error = isobar_data::Error::NotFinite {
-            path: path(),
-            dataset: "u".to_owned(),
-            index: vec![0, 7, 1, 1],
-            value: f64::INFINITY,
-        };
-        assert_eq!(
-            not_finite("step 7 of trajectory 3", "u", error).to_string(),
-            "the forecast of `u` is not finite at step 7 of trajectory 3: inf; predict fewer steps (--steps), or train further"
-        );
-        let other = not_finite("sample 3", "u", isobar_data::Error::Missing { path: path() }).to_string();
-        assert_eq!(other, "prediction.h5: no such file");
     }
 
     #[test]

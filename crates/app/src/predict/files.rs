@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use isobar_data::Parts;
 
-use super::Prediction;
+use super::Predict;
 use crate::run::Source;
 use isobar_command::exit::{Because, Exit};
 use isobar_command::outputs;
@@ -32,7 +32,7 @@ impl Files {
     }
 }
 
-impl Prediction<'_> {
+impl Predict<'_> {
     /// Names the files to write, and checks that they replace nothing that is read.
     pub(super) fn files(&self, source: &Source) -> Result<Files> {
         let out = self.args.out.clone().unwrap_or_else(|| self.config.run.folder().join("prediction.h5"));

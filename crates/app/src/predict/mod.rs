@@ -2,6 +2,7 @@
 //!
 //! It trains nothing: parameters come from a checkpoint.
 
+mod divergence;
 mod fields;
 mod files;
 mod origin;
@@ -27,6 +28,7 @@ use isobar_manager::config::{Resolved, agree};
 use isobar_manager::{DistributedManager, logging};
 use isobar_train::{FieldLayout, Forward};
 
+use self::fields::{Out, Prediction};
 use self::report::Report;
 use crate::config::{Config, ConfigArgs};
 use crate::run::{self, Job, PER_RANK_KEYS, Run, Scoring};
@@ -64,31 +66,41 @@ pub(crate) fn command(args: &PredictArgs) -> Result<Exit> {
     let config = &resolved.value;
     let manager = start::for_run(&config.distributed, &config.run.folder())?;
     logging::init(&config.distributed.log, manager.rank(), None)?;
-    predict(&manager, &resolved, args)?;
+    let exit = predict(&manager, &resolved, args)?;
+    // A rank with another exit code than 0 may end the job: not before rank 0 has written and printed.
     DistributedManager::cleanup(true)?;
-    Ok(Exit::Good)
+    Ok(exit)
 }
 
-fn predict(manager: &DistributedManager, resolved: &Resolved<Config>, args: &PredictArgs) -> Result<()> {
+fn predict(manager: &DistributedManager, resolved: &Resolved<Config>, args: &PredictArgs) -> Result<Exit> {
     agree(resolved, &manager.group(None)?, &PER_RANK_KEYS)?;
     let config = &resolved.value;
     config.data.check()?;
     config.check_task()?;
-    let said = run::with(manager, config, Prediction { config, args })?;
+    let Finished { lines, diverged } = run::with(manager, config, Predict { config, args })?;
     if manager.rank() == 0 {
-        said.iter().for_each(|line| terminal::line(line));
+        lines.iter().for_each(|line| terminal::line(line));
+        diverged.iter().for_each(|text| tracing::error!("{text}"));
     }
-    Ok(())
+    Ok(if diverged.is_none() { Exit::Good } else { Exit::Data })
 }
 
-/// Predicts, and returns the lines to print.
-struct Prediction<'a> {
+/// A finished prediction.
+struct Finished {
+    /// Lines to print.
+    lines: Vec<String>,
+    /// Samples and steps that are not finite. All ranks have the same.
+    diverged: Option<String>,
+}
+
+/// The job of the command.
+struct Predict<'a> {
     config: &'a Config,
     args: &'a PredictArgs,
 }
 
-impl Job for Prediction<'_> {
-    type Out = Vec<String>;
+impl Job for Predict<'_> {
+    type Out = Finished;
     const TRAINS: bool = false;
 
     fn goes_on_from(&self) -> Option<PathBuf> {
@@ -108,26 +120,26 @@ impl Job for Prediction<'_> {
         let samples = self.samples(source)?;
         let files = self.files(source)?;
         let (start, steps) = self.steps(source)?;
-        let prediction = fields::Prediction {
+        let prediction = Prediction {
             source,
             samples: &samples,
             start,
             steps,
             name: format!("{} by {}", source.data.name(), self.config.run.name),
-            masked: self.config.data.masks().is_some(),
         };
         prediction.check_times()?;
         let scoring = Scoring::new(source, self.config, &trained.target_window, world)?;
         let attributes = [trained.origin.attributes(), prediction.attributes()].concat();
-        let outcome = trained.predict(&prediction, (&files.out, &attributes), &scoring)?;
+        let out = Out { path: &files.out, attributes: &attributes, plain: false };
+        let outcome = trained.predict(&prediction, out, &scoring)?;
 
         let report = Report::new(&trained, &prediction, &outcome, &scoring.report);
-        let mut said = vec![trained.origin.line(), prediction.line()];
-        said.extend(report.lines());
+        let mut lines = vec![trained.origin.line(), prediction.line()];
+        lines.extend(report.lines());
         if world.rank() == 0 {
             report.warn();
-            said.extend(report.write(&files)?);
+            lines.extend(report.write(&files)?);
         }
-        Ok(said)
+        Ok(Finished { lines, diverged: outcome.divergence.text(&prediction, &trained.model.variables) })
     }
 }

@@ -6,6 +6,7 @@ use anyhow::Result;
 use isobar_train::metric::Scoreboard;
 use isobar_train::{Variable, VariableError, mean_errors, mean_relative, percent};
 
+use super::divergence::Divergence;
 use crate::run::chart::{self, Chart, Curve};
 use crate::run::errors::{Compared, aligned};
 use crate::run::picture::Shown;
@@ -21,6 +22,8 @@ pub(super) struct Outcome {
     pub(super) persistence: Vec<Vec<Vec<VariableError>>>,
     /// Metrics of the configuration.
     pub(super) board: Scoreboard,
+    /// Samples that are not finite from a step on.
+    pub(super) divergence: Divergence,
 }
 
 /// Errors after one step, means over samples.
@@ -43,12 +46,26 @@ impl Outcome {
         known.map(step).collect()
     }
 
-    /// Errors of forecasts after the first and the last step whose truth is known, and a warning where they are no better than
-    /// persistence.
+    /// Returns whether all samples are finite after a step.
+    pub(super) fn is_finite(&self, step: usize) -> bool {
+        self.divergence.first_step().is_none_or(|first| step < first)
+    }
+
+    /// Errors after each step whose truth is known, up to that after which a sample is not finite.
+    fn finite_steps(&self) -> Vec<Step> {
+        self.steps().into_iter().filter(|step| self.is_finite(step.step)).collect()
+    }
+
+    /// Errors of forecasts after the first and the last step whose truth is known and that are finite, and a warning where they are
+    /// no better than persistence.
     pub(super) fn forecast(&self, variables: &[Variable]) -> (Vec<String>, Option<String>) {
-        let steps = self.steps();
+        let steps = self.finite_steps();
         let (Some(first), Some(last)) = (steps.first(), steps.last()) else {
-            return (vec!["forecast    the data have no frames to compare with".to_owned()], None);
+            let reason = match self.is_finite(1) {
+                true => "the data have no frames to compare with",
+                false => "not finite after 1 step",
+            };
+            return (vec![format!("forecast    {reason}")], None);
         };
         let ends = if steps.len() == 1 { vec![first] } else { vec![first, last] };
         let after = |step: &Step| {
@@ -85,7 +102,10 @@ impl Outcome {
         variables: &[Variable],
         mean_field: &[VariableError],
     ) -> (Vec<String>, Option<String>) {
-        let Some(Step { errors, .. }) = self.steps().into_iter().next() else { return (Vec::new(), None) };
+        let Some(Step { errors, .. }) = self.finite_steps().into_iter().next() else {
+            let reason = (!self.is_finite(1)).then(|| "error       not finite".to_owned());
+            return (reason.into_iter().collect(), None);
+        };
         let compared = Compared { errors: &errors, baseline: mean_field };
         let baseline = "predicting the mean field of the training samples";
         (
@@ -221,7 +241,8 @@ mod tests {
             errors.iter().map(|of| VariableError { relative: of.relative / 2.0, ..*of }).collect()
         };
         let persistence = steps.iter().map(|errors| vec![half(errors)]).collect();
-        Outcome { first: None, errors, persistence, board: Scoreboard::new(&[], 2) }
+        let (board, divergence) = (Scoreboard::new(&[], 2), Divergence::default());
+        Outcome { first: None, errors, persistence, board, divergence }
     }
 
     /// Cells of a variable that is missing stay empty, and a mean does not count it.

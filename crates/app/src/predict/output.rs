@@ -9,6 +9,7 @@ use isobar_data::DatasetWriter;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
+use super::divergence::NotFinite;
 use super::windows::Windows;
 use crate::run::all_ok;
 
@@ -89,12 +90,20 @@ impl Output {
         }
     }
 
-    /// Fails on all ranks if one could not write, so that none writes any more when rank 0 removes what is not finished. All ranks
-    /// call, after each step.
-    pub(super) fn check(&mut self, world: &Group) -> Result<()> {
-        let failed = self.failed.take().map_or(Ok(()), Err);
-        all_ok(world, failed.map(|()| (Vec::new(), ())))?;
-        Ok(())
+    /// Fails on all ranks if one could not write, so that none writes any more when rank 0 removes what is not finished; shares what
+    /// each rank `found`. All ranks call, after each step.
+    pub(super) fn check(&mut self, world: &Group, found: &[NotFinite]) -> Result<Checked> {
+        let failed = self.failed.take();
+        let refuses = failed.as_ref().is_some_and(refuses_nan);
+        let failed = failed.filter(|_| !refuses).map_or(Ok(()), Err);
+        let told = failed.and_then(|()| Ok((serde_json::to_vec(&(refuses, found))?, ())));
+        let mut all = Checked::default();
+        for told in all_ok(world, told)?.1 {
+            let (refuses, found): (bool, Vec<NotFinite>) = serde_json::from_slice(&told)?;
+            all.refuses_nan |= refuses;
+            all.found.extend(found);
+        }
+        Ok(all)
     }
 
     /// Puts the data set in its place, once all ranks have written. All ranks call.
@@ -108,6 +117,20 @@ impl Output {
     }
 }
 
+/// State of a step after all ranks have written it. All ranks have the same.
+#[derive(Debug, Default)]
+pub(super) struct Checked {
+    /// True if the file cannot hold NaN, and was to.
+    pub(super) refuses_nan: bool,
+    /// Values that are not finite.
+    pub(super) found: Vec<NotFinite>,
+}
+
+/// Returns whether a writer rejected values that are not finite.
+fn refuses_nan(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(isobar_data::Error::NotFinite { .. }))
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -116,14 +139,21 @@ mod tests {
 
     use super::*;
 
-    /// All ranks get the error of one that cannot write.
+    /// All ranks get the error of one that cannot write, and know what one found.
     #[test]
     fn a_rank_that_cannot_write_ends_all() {
         let _ = threads::run(3, Duration::from_secs(60), |world| {
             let mut output = Output { writer: None, route: Route::Frames, failed: None };
-            output.check(&world).unwrap();
+            let found = NotFinite { sample: 2, step: 3, channel: 0 };
+            let own = if world.rank() == 2 { std::slice::from_ref(&found) } else { &[] };
+            let checked = output.check(&world, own).unwrap();
+            assert!(!checked.refuses_nan && checked.found == [found]);
+            let (path, dataset, index) = ("out".into(), "u".to_owned(), Vec::new());
+            let refused = isobar_data::Error::NotFinite { path, dataset, index, value: f64::NAN };
+            output.failed = (world.rank() == 1).then(|| refused.into());
+            assert!(output.check(&world, &[]).unwrap().refuses_nan);
             output.failed = (world.rank() == 1).then(|| anyhow::anyhow!("the disk is full"));
-            let error = output.check(&world).unwrap_err();
+            let error = output.check(&world, &[]).unwrap_err();
             assert!(format!("{error:#}").contains("the disk is full"), "{error:#}");
         });
     }

@@ -42,9 +42,10 @@ impl<'a> Report<'a> {
         Self { prediction, outcome, metrics, scores, variables, mean_field, errors, warning }
     }
 
-    /// Errors and metrics, as lines.
+    /// Errors and metrics as lines, up to the step after which a sample is not finite.
     pub(super) fn lines(&self) -> Vec<String> {
-        let table = scoring::table(&self.scores, self.metrics, self.variables);
+        let finite = self.scores.iter().take_while(|scores| self.outcome.is_finite(scores.step)).count();
+        let table = scoring::table(&self.scores[..finite], self.metrics, self.variables);
         [&self.errors[..], &table].concat()
     }
 

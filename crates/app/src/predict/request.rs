@@ -2,14 +2,14 @@
 
 use anyhow::{Result, bail};
 
-use super::{Prediction, samples};
+use super::{Predict, samples};
 use crate::run::Source;
 use isobar_command::exit::{Because, Exit};
 
 /// Most steps of a prediction: times, errors and metrics of all steps are kept until the end.
 const MOST_STEPS: usize = 1 << 20;
 
-impl Prediction<'_> {
+impl Predict<'_> {
     /// The samples that are asked for, or those kept for validation.
     pub(super) fn samples(&self, source: &Source) -> Result<Vec<usize>> {
         let there = source.samples();

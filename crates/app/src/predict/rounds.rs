@@ -1,5 +1,6 @@
 //! Prediction of rounds of samples, one for each of the ranks that share them, step by step.
 
+use std::fmt;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -12,14 +13,16 @@ use isobar_train::metric::Scoreboard;
 use isobar_train::{BoxError, FieldLayout, FieldModel, Forward, Roles, Sample, Start};
 use tch::{Device, Kind, Tensor};
 
+use super::divergence::{self, Divergence, NotFinite};
 use super::fields::{Out, Prediction};
 use super::outcome::Outcome;
-use super::output::Output;
+use super::output::{Checked, Output};
 use super::sharing::Sharing;
 use super::truth::Truth;
 use super::windows::Windows;
 use crate::run::picture::Shown;
 use crate::run::{Scoring, all_ok, as_str, scoring};
+use isobar_command::exit::{Because, Exit};
 
 /// The parts of inputs and targets that this rank reads, all ranks, and the dtype and device of the parameters.
 pub(super) struct Place<'a> {
@@ -67,8 +70,40 @@ type Predicted<L, S> = <Fields<L, S> as FieldLayout>::Array;
 
 impl Prediction<'_> {
     /// Predicts the samples in rounds, in which each of the ranks that share samples has one, and scores and writes each step before
-    /// the next is computed: memory does not grow with the number of steps, except by the stored forcings. All ranks call.
+    /// the next is computed: memory does not grow with the number of steps, except by the stored forcings. Values that are not finite
+    /// are written as NaN; if the schema of the data has none, the prediction begins anew in plain HDF5. All ranks call.
     pub(super) fn run<L, F, S>(
+        &self,
+        network: (&FieldModel<L, F>, &S),
+        place: &Place<'_>,
+        out: Out<'_>,
+        scoring: &Scoring,
+    ) -> Result<Outcome>
+    where
+        L: FieldLayout,
+        F: Forward<L::Array>,
+        S: Sharing<L>,
+    {
+        match self.run_into(network, place, out, scoring) {
+            Err(error) if error.is::<RefusesNan>() && out.is_hdf5() && !out.plain => {
+                if place.world.rank() == 0 {
+                    tracing::warn!(
+                        "the schema of {} has no NaN: predicting again, into plain HDF5",
+                        self.source.targets().path().display()
+                    );
+                }
+                self.run_into(network, place, Out { plain: true, ..out }, scoring)
+            }
+            Err(error) if error.is::<RefusesNan>() => {
+                let path = out.path.display();
+                Err(Exit::Data.because(format!("{error}; {path} cannot hold NaN, --out FILE.h5 can")).into())
+            }
+            ended => ended,
+        }
+    }
+
+    /// Does [`run`](Self::run) into one file. All ranks call, and all get [`RefusesNan`] if the file cannot hold NaN.
+    fn run_into<L, F, S>(
         &self,
         (model, sharing): (&FieldModel<L, F>, &S),
         place: &Place<'_>,
@@ -87,8 +122,19 @@ impl Prediction<'_> {
         // Such a writer may need one sample after the other.
         let at_once = if self.source.has_steps() && output.takes_frames() { 1 } else { most };
         let outcome = self.empty_outcome(scoring);
-        let mut rounds =
-            Rounds { prediction: self, model, sharing, place, scoring, windows, output, outcome };
+        let (times, found) = (self.times(), Vec::new());
+        let mut rounds = Rounds {
+            prediction: self,
+            model,
+            sharing,
+            place,
+            scoring,
+            times,
+            windows,
+            output,
+            outcome,
+            found,
+        };
         let mut progress = Progress::new(self.samples.len(), place.world);
         for (index, samples) in self.samples.chunks(at_once).enumerate() {
             let round = Round { first: index * at_once, samples };
@@ -109,7 +155,8 @@ impl Prediction<'_> {
             true => (none(), none(), self.known()),
             false => (vec![Vec::new()], Vec::new(), 1),
         };
-        Outcome { first: None, errors, persistence, board: Scoreboard::new(scoring.report.metrics(), known) }
+        let board = Scoreboard::new(scoring.report.metrics(), known);
+        Outcome { first: None, errors, persistence, board, divergence: Divergence::default() }
     }
 }
 
@@ -130,6 +177,18 @@ struct Known<'a, A> {
     persistent: Option<&'a A>,
 }
 
+/// Values that are not finite were to be written to a file that cannot hold NaN.
+#[derive(Debug)]
+struct RefusesNan(String);
+
+impl fmt::Display for RefusesNan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for RefusesNan {}
+
 /// A prediction in rounds, with its results so far.
 struct Rounds<'a, L, F, S> {
     prediction: &'a Prediction<'a>,
@@ -137,9 +196,13 @@ struct Rounds<'a, L, F, S> {
     sharing: &'a S,
     place: &'a Place<'a>,
     scoring: &'a Scoring,
+    /// Times of the frame to start from and of each step.
+    times: Vec<f64>,
     windows: Windows<'a>,
     output: Output,
     outcome: Outcome,
+    /// Values of this rank that are not finite, of the step that is written next.
+    found: Vec<NotFinite>,
 }
 
 impl<L, F, S> Rounds<'_, L, F, S>
@@ -222,12 +285,12 @@ where
         let mut frames = read(first - past..first + 1, &source.names.stored())?;
         let batch = Batch { input: frames.remove(0), targets: frames, times: Vec::new() };
         let Sample { start, last, .. } = boxed(Roles::arrange_forecast(roles, batch))?;
-        let forcings = match &source.names.forcings[..] {
-            [] => Vec::new(),
-            names => read(first..first + prediction.steps, names)?,
-        };
-        let times = prediction.times().iter().map(|time| vec![*time; samples.len()]).collect();
         let (steps, part) = (prediction.steps, self.part(round));
+        let mut forcings = start.forcings;
+        if !source.names.forcings.is_empty() && steps > 1 {
+            forcings.extend(read(first + 1..first + steps, &source.names.forcings)?);
+        }
+        let times = self.times.iter().map(|time| vec![*time; samples.len()]).collect();
         Ok((Start { forcings, times, steps, part, ..start }, last))
     }
 
@@ -256,7 +319,7 @@ where
     ) -> Result<Predicted<L, S>> {
         let layout = self.sharing.fields().targets();
         let predicted = scoring::single(members, self.place.target_window.len() + 2)?;
-        let Outcome { first, errors, persistence, board } = &mut self.outcome;
+        let Outcome { first, errors, persistence, board, .. } = &mut self.outcome;
         if let Some(Known { target, local, persistent }) = &known {
             errors[at].extend(self.scoring.errors(layout, &predicted, target)?);
             if let Some(persistent) = persistent {
@@ -268,13 +331,22 @@ where
             let target = known.map(|known| known.target.narrow(0, 0, 1)).transpose()?;
             shown.add(at + 1, &predicted.narrow(0, 0, 1)?, target.as_ref())?;
         }
+        let own = layout.own(round.samples)?;
+        let found = divergence::not_finite(&boxed(layout.local(&predicted))?)?.into_iter();
+        self.found = found
+            .map(|[at_sample, channel]| NotFinite { sample: own[at_sample], step: at + 1, channel })
+            .collect();
         Ok(predicted)
     }
 
-    /// Writes frames of the time `at`, each with the names of its variables, sample by sample. All ranks call.
+    /// Writes frames of the time `at`, each with the names of its variables, sample by sample, with NaN where they are not finite. All
+    /// ranks call.
     fn put(&mut self, round: &Round<'_>, at: usize, frames: &[(&[String], &Predicted<L, S>)]) -> Result<()> {
         let layout = self.sharing.fields().targets();
-        let frames = frames.iter().map(|(names, fields)| Ok((*names, boxed(layout.local(fields))?)));
+        let frames = frames.iter().map(|(names, fields)| {
+            let local = boxed(layout.local(fields))?;
+            Ok((*names, if self.found.is_empty() { local } else { divergence::with_nan(&local)? }))
+        });
         let frames = frames.collect::<Result<Vec<_>>>()?;
         for sample in 0..round.samples.len() {
             for (names, local) in &frames {
@@ -283,7 +355,20 @@ where
                 })?;
             }
         }
-        self.output.check(self.place.world)
+        let own = std::mem::take(&mut self.found);
+        let Checked { refuses_nan, found } = self.output.check(self.place.world, &own)?;
+        let is_first = self.outcome.divergence.add(&found);
+        if !is_first && !refuses_nan {
+            return Ok(());
+        }
+        let text = self.outcome.divergence.text(self.prediction, &self.model.variables).unwrap_or_default();
+        if refuses_nan {
+            return Err(RefusesNan(text).into());
+        }
+        if self.place.world.rank() == 0 {
+            tracing::warn!("{text}");
+        }
+        Ok(())
     }
 
     /// Fields with NaN where what they were predicted from is missing, if missing values are masked. Diagnostic variables are not

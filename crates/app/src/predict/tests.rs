@@ -11,14 +11,14 @@ use isobar_data::{Content, DataConfig, DatasetWriter, Normalizer, Window, Writer
 use isobar_manager::DeviceMesh;
 use isobar_train::metric::{Acc, Rmse};
 use isobar_train::{
-    BoxError, DenseFields, FieldLayout, FieldModel, Forward, ShardedFields, Step, VariableError,
+    BoxError, DenseFields, FieldLayout, FieldModel, Forward, ShardedFields, Step, Variable, VariableError,
 };
 use rstest::rstest;
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 use tempfile::{TempDir, tempdir};
 
-use super::fields::Prediction;
+use super::fields::{Out, Prediction};
 use super::outcome::Outcome;
 use super::rounds::Place;
 use super::sharing::{InLayout, OverData, Sharing};
@@ -161,12 +161,12 @@ fn predict<L: FieldLayout, F: Forward<L::Array>, S: Sharing<L>>(
     let window = model.layout.window(&EXTENTS).unwrap();
     let &Asked { samples, start, steps, out } = asked;
     let name = "a test".to_owned();
-    let prediction =
-        Prediction { source, samples, start, steps, name, masked: config.data.masks().is_some() };
+    let prediction = Prediction { source, samples, start, steps, name };
     let options = (Kind::Double, Device::Cpu);
     let place = Place { window: &window, target_window: &window, world, options };
     let scoring = Scoring::new(source, config, &window, world).unwrap();
-    prediction.run((model, sharing), &place, (out, &[]), &scoring).unwrap()
+    let out = Out { path: out, attributes: &[], plain: false };
+    prediction.run((model, sharing), &place, out, &scoring).unwrap()
 }
 
 /// Predicts with full fields, whose samples data ranks share.
@@ -277,12 +277,39 @@ fn data_ranks_share_samples(
         let rounds = samples.len().div_ceil(ranks);
         assert_eq!(calls, vec![rounds * steps; ranks], "a sample a round");
         let outcome = found.into_iter().next().unwrap().0;
+        assert_eq!(outcome.divergence.first_step(), None, "missing values are not the forecast's");
         results(outcome, &out)
     };
     let want = run(1);
     for ranks in [2, 3, 6] {
         assert_alike(&run(ranks), &want, &format!("{ranks} ranks"));
     }
+}
+
+/// A sample that overflows leaves all others, and its own frames before that step, in the file. All ranks know.
+#[rstest]
+fn a_sample_that_diverges_has_nan_from_there_on(#[values("h5", "nc", "zarr")] extension: &str) {
+    let (folder, config) = data(json!({}));
+    let sample = |at: usize| at / (FRAMES * EXTENTS[0] * EXTENTS[1]);
+    array(folder.path(), "u", |at| if sample(at) == 3 { 1e5 } else { 0.5 });
+    let run = |ranks: usize| {
+        let out = folder.path().join(format!("out_{ranks}.{extension}"));
+        let found = threads::run(ranks, Duration::from_secs(60), |world| {
+            let asked = Asked { samples: &[1, 3, 0], start: 0, steps: 5, out: &out };
+            // 1e5, 1e10, 1e20, and 1e40, which float32 does not have.
+            let forward = |x: &Tensor, _: Option<Step<'_>>| Ok::<_, BoxError>(x.square());
+            with_full_fields(&config, &asked, &world, forward)
+        });
+        assert!(found.iter().all(|outcome| outcome.divergence.first_step() == Some(3)));
+        let line = found[0].forecast(&[Variable::new("u")]).0.swap_remove(0);
+        assert!(line.contains(" after 1 step, ") && line.contains(" after 2 steps;"), "{line}");
+        results(found.into_iter().next().unwrap(), &out).1
+    };
+    let values = run(1);
+    let frames: Vec<bool> = values.chunks(12).map(|frame| f32::from_bits(frame[0]).is_nan()).collect();
+    let expected: Vec<bool> = (0..3 * 6).map(|at| at / 6 == 1 && at % 6 >= 3).collect();
+    assert_eq!(frames, expected, "three frames of the second sample");
+    assert_eq!(run(2), values, "2 ranks");
 }
 
 /// All members of an ensemble count, whichever rank has the sample.

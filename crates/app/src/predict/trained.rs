@@ -13,8 +13,8 @@ use isobar_train::{
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
-use super::Prediction;
-use super::fields::{self, Out};
+use super::Predict;
+use super::fields::{Out, Prediction};
 use super::origin::Origin;
 use super::outcome::Outcome;
 use super::rounds::Place;
@@ -46,7 +46,7 @@ where
     /// Predicts, each data rank its own samples. All ranks call.
     pub(super) fn predict(
         &self,
-        prediction: &fields::Prediction<'_>,
+        prediction: &Prediction<'_>,
         out: Out<'_>,
         scoring: &Scoring,
     ) -> Result<Outcome> {
@@ -65,7 +65,7 @@ where
     }
 }
 
-impl Prediction<'_> {
+impl Predict<'_> {
     /// Makes the network of a checkpoint. All ranks call.
     pub(super) fn trained<L, F>(&self, run: Run<L, F>) -> Result<Trained<L, F>>
     where

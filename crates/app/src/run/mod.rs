@@ -174,15 +174,15 @@ pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J
     if world.rank() == 0 {
         opened.warn(config, domain.as_ref(), J::TRAINS);
     }
-    let start = Start { config, device, opened, first_stage, model };
+    let unbuilt = UnbuiltRun { config, device, opened, first_stage, model };
     match domain {
-        None => start.with_full_fields(ranks, job),
-        Some(mesh) => start.on_mesh(&mesh, &world, job),
+        None => unbuilt.with_full_fields(ranks, job),
+        Some(mesh) => unbuilt.on_mesh(&mesh, &world, job),
     }
 }
 
 /// A run whose network is not made yet.
-struct Start<'a> {
+struct UnbuiltRun<'a> {
     config: &'a Config,
     device: Device,
     opened: Opened,
@@ -191,7 +191,7 @@ struct Start<'a> {
     model: Group,
 }
 
-impl Start<'_> {
+impl UnbuiltRun<'_> {
     /// Makes the network on full fields, and does the job. All ranks call.
     fn with_full_fields<J: Job>(self, ranks: Ranks, job: J) -> Result<J::Out> {
         let Self { config, model, .. } = &self;

@@ -12,9 +12,7 @@ use super::manifest::Manifest;
 use super::read::{CheckpointIndex, ReadRequest, SavedShards};
 use super::tensor_shard::{Region, TensorShard, placed};
 use crate::error::{Context, Error, Result};
-use crate::optim::{
-    AverageRule, AverageState, Optimizer, OptimizerState, StateTensor, average_slot, is_average_slot,
-};
+use crate::optim::{AverageRule, AverageState, Optimizer, OptimizerState, StateTensor, average_slot};
 use crate::params::{ParamPlacement, Parameters};
 
 /// State that a checkpoint saves and restores: boxes of global tensors, and facts.
@@ -260,7 +258,7 @@ fn overwrite(target: &Tensor, shard: &TensorShard) -> Result<()> {
 
 impl Contents<'_> {
     /// Restores the optimizer's state from the wanted boxes with these numbers. They are read into the optimizer's own tensors, so
-    /// that its state is in memory once.
+    /// that its state is in memory once. Averages that it does not continue are not read.
     fn restore_optimizer(
         &mut self,
         facts: &serde_json::Value,
@@ -281,19 +279,26 @@ impl Contents<'_> {
         // The optimizer checks everything before it changes anything. Averages that it continues are in its state from here on.
         optimizer.load_state(&state)?;
         let own = optimizer.state();
-        // Averages in another order have other names.
-        let averages_match = own.averages == state.averages;
+        let mut continued = Vec::with_capacity(state.tensors.len());
         for tensor in &mut state.tensors {
-            let matches = averages_match || !is_average_slot(&tensor.slot);
-            let found = own.tensors.iter().find(|own| matches && own.takes(tensor));
-            tensor.tensor = match found {
+            let slot = continuing_slot(&tensor.slot, &state.averages, &own.averages);
+            continued.push(slot.is_some());
+            let Some(slot) = slot else { continue };
+            tensor.tensor = match own.tensors.iter().find(|own| own.slot == slot && own.takes(tensor)) {
                 Some(own) => own.tensor.shallow_clone(),
                 None => tensor.tensor.f_contiguous().context(|| format!("loading {:?}", tensor.slot))?,
             };
         }
-        saved.read(numbers.clone(), |number, shard| {
-            overwrite(&state.tensors[number - numbers.start].tensor, &shard)
-        })?;
+        let mut next = numbers.start;
+        for alike in continued.chunk_by(PartialEq::eq) {
+            let run = next..next + alike.len();
+            next = run.end;
+            if alike[0] {
+                saved.read(run, |number, shard| {
+                    overwrite(&state.tensors[number - numbers.start].tensor, &shard)
+                })?;
+            }
+        }
         // For tensors that are not the optimizer's own.
         optimizer.load_state(&state)
     }
@@ -319,16 +324,26 @@ impl Contents<'_> {
 }
 
 impl StateTensor {
-    /// Returns whether the values of the checkpoint's tensor `saved` can be copied into this one: same name, dtype and shape,
+    /// Returns whether the values of the checkpoint's tensor `saved` can be copied into this one: same parameter, dtype and shape,
     /// other memory.
     fn takes(&self, saved: &Self) -> bool {
-        let alike = (&self.slot, &self.param) == (&saved.slot, &saved.param);
+        let alike = self.param == saved.param;
         let (own, saved) = (&self.tensor, &saved.tensor);
         alike
             && own.kind() == saved.kind()
             && own.size() == saved.size()
             && own.data_ptr() != saved.data_ptr()
     }
+}
+
+/// Returns the optimizer's slot that continues a slot of the checkpoint. Averages have others if a run lists them in another order;
+/// `None` for an average that none continues.
+fn continuing_slot(slot: &str, saved: &[AverageState], own: &[AverageState]) -> Option<String> {
+    let Some(at) = (0..saved.len()).find(|at| average_slot(*at) == slot) else {
+        return Some(slot.to_owned());
+    };
+    let source = |own: &AverageState| saved.iter().position(|saved| own.rule.continues(saved.rule));
+    own.iter().position(|own| source(own) == Some(at)).map(average_slot)
 }
 
 /// Returns a placeholder for a tensor of the checkpoint's optimizer state: its shape and dtype, with zeros in host memory that take

@@ -152,7 +152,7 @@ fn keeps_the_newest_and_the_best() {
     assert_eq!(names(&folder.path().join("step_00000005")).len(), 2, "what was replaced is gone");
 }
 
-/// An optimizer with an average, and whether the last state that it loaded was in its own memory.
+/// An optimizer with an average, and whether all of the last state that it loaded was in its own memory, or took none.
 struct Watched(Averaged, bool);
 
 impl Watched {
@@ -173,22 +173,26 @@ impl Optimizer for Watched {
 
     fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
         self.0.load_state(state)?;
-        let places = |state: &OptimizerState| {
-            let mut places: Vec<_> = state.tensors.iter().map(|tensor| tensor.tensor.data_ptr()).collect();
-            places.sort_unstable();
-            places
-        };
-        self.1 = places(&self.state()) == places(state);
+        let own: Vec<_> = self.state().tensors.iter().map(|tensor| tensor.tensor.data_ptr()).collect();
+        // Placeholders repeat one zero.
+        let takes_none =
+            |tensor: &Tensor| tensor.stride().iter().all(|stride| *stride == 0) || tensor.numel() <= 1;
+        self.1 = state
+            .tensors
+            .iter()
+            .all(|saved| own.contains(&saved.tensor.data_ptr()) || takes_none(&saved.tensor));
         Ok(())
     }
 }
 
-/// A resumed run reads the optimizer's state and its averages into the memory that they have. Averages of other rules, which
-/// have other names in the checkpoint, are taken over as they were.
+/// A resumed run reads the optimizer's state and its averages into the memory that they have, in whatever order it lists them, and
+/// does not read averages that it no longer has.
 #[rstest]
-#[case::alike(&[AverageRule::Width(0.05), AverageRule::Width(0.1)], true)]
-#[case::in_another_order(&[AverageRule::Width(0.1), AverageRule::Width(0.05)], false)]
-fn the_optimizers_state_is_read_into_its_own_memory(#[case] rules: &[AverageRule], #[case] own: bool) {
+#[case::alike(&[AverageRule::Width(0.05), AverageRule::Width(0.1)])]
+#[case::in_another_order(&[AverageRule::Width(0.1), AverageRule::Width(0.05)])]
+#[case::fewer(&[AverageRule::Width(0.1)])]
+#[case::none(&[])]
+fn the_optimizers_state_is_read_into_its_own_memory(#[case] rules: &[AverageRule]) {
     let folder = tempfile::tempdir().unwrap();
     let mut checkpoints = alone(folder.path(), Keep::ALL);
     let of = |model: &Model, rules: &[AverageRule]| Watched::new(&model.params, rules);
@@ -207,7 +211,7 @@ fn the_optimizers_state_is_read_into_its_own_memory(#[case] rules: &[AverageRule
     let mut contents =
         Contents { params: &other.params, buffers: &other.buffers, optimizer: Some(&mut resumed) };
     checkpoints.load(&CheckpointSelector::Newest, &mut contents).unwrap();
-    assert_eq!(resumed.1, own);
+    assert!(resumed.1, "in memory of its own");
     let (found, saved) = (resumed.state(), optimizer.state());
     assert_eq!(found.steps, saved.steps);
     for (at, rule) in rules.iter().enumerate() {

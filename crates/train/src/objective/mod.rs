@@ -27,25 +27,6 @@ pub use self::training::{Target, Training};
 use crate::metric::MetricArray;
 use crate::task::BoxError;
 
-/// Names the configuration key that an error of a model's settings is about, with its default as a value that works. `defaults` are
-/// those of `table`; an error about another value is left as it is.
-fn settings(
-    table: &str,
-    defaults: &impl Serialize,
-    checked: isobar_models::Result<()>,
-) -> Result<(), BoxError> {
-    checked.map_err(|error| {
-        let isobar_models::Error::Config { reason, .. } = &error else { return error.into() };
-        let key = reason.split([' ', '[']).next().unwrap_or_default();
-        let defaults = serde_json::to_value(defaults).unwrap_or_default();
-        match defaults.get(key) {
-            None => error.into(),
-            Some(serde_json::Value::Null) => format!("{table}.{reason}").into(),
-            Some(works) => format!("{table}.{reason}; --set {table}.{key}={works}").into(),
-        }
-    })
-}
-
 /// Training task that a TOML file can name: `[task] type = "NAME"` with its settings. It computes the training loss of a network,
 /// and its predictions.
 ///
@@ -388,4 +369,23 @@ impl ObjectiveArray for ShardTensor {
     fn prediction_of(objective: &dyn AnyObjective, inputs: Inputs<'_, Self>) -> Result<Self, BoxError> {
         objective.sharded_prediction(inputs)
     }
+}
+
+/// Names the configuration key that an error of a model's settings is about, with its default as a value that works. `defaults` are
+/// those of `table`; an error about another value is left as it is.
+fn settings(
+    table: &str,
+    defaults: &impl Serialize,
+    checked: isobar_models::Result<()>,
+) -> Result<(), BoxError> {
+    checked.map_err(|error| {
+        let isobar_models::Error::Config { reason, .. } = &error else { return error.into() };
+        let key = reason.split([' ', '[']).next().unwrap_or_default();
+        let defaults = serde_json::to_value(defaults).unwrap_or_default();
+        match defaults.get(key) {
+            None => error.into(),
+            Some(serde_json::Value::Null) => format!("{table}.{reason}").into(),
+            Some(works) => format!("{table}.{reason}; --set {table}.{key}={works}").into(),
+        }
+    })
 }

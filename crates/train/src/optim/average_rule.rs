@@ -46,7 +46,7 @@ impl AverageRule {
     }
 
     /// Returns true if an average of rule `saved` can continue under this rule. Decays may change, widths may not.
-    pub(super) fn continues(self, saved: Self) -> bool {
+    pub(crate) fn continues(self, saved: Self) -> bool {
         matches!((self, saved), (Self::Decay(_), Self::Decay(_))) || self == saved
     }
 }

@@ -15,11 +15,6 @@ pub(crate) fn average_slot(at: usize) -> String {
     }
 }
 
-/// Returns whether a slot of an optimizer's state is that of an average.
-pub(crate) fn is_average_slot(slot: &str) -> bool {
-    slot == average_slot(0) || slot.starts_with("average_")
-}
-
 /// Optimizer that keeps running averages of the parameters (Polyak and Juditsky, 1992), one for each [`AverageRule`]. They often
 /// validate better than the parameters of any one step. The first average is used for validation and prediction.
 ///

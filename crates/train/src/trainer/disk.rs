@@ -11,18 +11,6 @@ use super::FitConfig;
 use crate::error::{Error, Result};
 use crate::params::Parameters;
 
-/// Bytes of one checkpoint.
-fn needed(params: &Parameters, buffers: &[(String, Tensor)], config: &FitConfig) -> u64 {
-    let copies = 1 + config.optimizer.moments() + config.train.averages().len() as u64;
-    let size = |tensor: &Tensor| tensor.kind().elt_size_in_bytes() as u64;
-    let params = params.iter().map(|param| {
-        let extents = param.global_shape().into_iter().map(i64::unsigned_abs);
-        extents.fold(size(&param.tensor).saturating_mul(copies), u64::saturating_mul)
-    });
-    let buffers = buffers.iter().map(|(_, buffer)| size(buffer).saturating_mul(buffer.numel() as u64));
-    params.chain(buffers).fold(0, u64::saturating_add)
-}
-
 /// Rejects a run on all ranks if the disk cannot hold one checkpoint, and warns if it holds fewer than are
 /// kept. Rank 0 queries the disk. All ranks call.
 pub(super) fn check(
@@ -55,6 +43,18 @@ fn look(folder: &Path, needed: u64) -> Option<Finding> {
     let absolute = std::path::absolute(folder).ok()?;
     let free = absolute.ancestors().find_map(free_space)?;
     disk_space(&folder.display().to_string(), free, needed)
+}
+
+/// Bytes of one checkpoint.
+fn needed(params: &Parameters, buffers: &[(String, Tensor)], config: &FitConfig) -> u64 {
+    let copies = 1 + config.optimizer.moments() + config.train.averages().len() as u64;
+    let size = |tensor: &Tensor| tensor.kind().elt_size_in_bytes() as u64;
+    let params = params.iter().map(|param| {
+        let extents = param.global_shape().into_iter().map(i64::unsigned_abs);
+        extents.fold(size(&param.tensor).saturating_mul(copies), u64::saturating_mul)
+    });
+    let buffers = buffers.iter().map(|(_, buffer)| size(buffer).saturating_mul(buffer.numel() as u64));
+    params.chain(buffers).fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]

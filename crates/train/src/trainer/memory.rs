@@ -10,23 +10,6 @@ use crate::fields::SHARD_AXIS;
 use crate::params::Parameters;
 use crate::ranks::Ranks;
 
-/// Bytes of host memory that training needs on this rank, besides the parameters themselves.
-fn needed(params: &Parameters, ranks: &Ranks, config: &FitConfig) -> u64 {
-    let shards = ranks.shards.as_ref().map_or(1, |(_, mesh)| {
-        let axes = mesh.names().into_iter().zip(mesh.shape());
-        axes.filter(|(name, _)| *name == SHARD_AXIS).map(|(_, ranks)| ranks as u64).product()
-    });
-    let state = config.optimizer.moments() + config.train.averages().len() as u64;
-    let of_one = |param: &crate::Parameter| {
-        let bytes =
-            (param.tensor.numel() as u64).saturating_mul(param.tensor.kind().elt_size_in_bytes() as u64);
-        let gradient = u64::from(param.grad().is_none());
-        bytes.saturating_mul(state + gradient) / shards.max(1)
-    };
-    let on_host = params.iter().filter(|param| param.tensor.device() == Device::Cpu);
-    on_host.map(of_one).fold(0, u64::saturating_add)
-}
-
 /// Rejects a run on all ranks if their hosts lack memory for it. All ranks call.
 pub(super) fn check(params: &Parameters, ranks: &Ranks, config: &FitConfig) -> Result<()> {
     if config.checks == CheckChoice::Off {
@@ -48,4 +31,21 @@ pub(super) fn check(params: &Parameters, ranks: &Ranks, config: &FitConfig) -> R
         }
         _ => Ok(()),
     }
+}
+
+/// Bytes of host memory that training needs on this rank, besides the parameters themselves.
+fn needed(params: &Parameters, ranks: &Ranks, config: &FitConfig) -> u64 {
+    let shards = ranks.shards.as_ref().map_or(1, |(_, mesh)| {
+        let axes = mesh.names().into_iter().zip(mesh.shape());
+        axes.filter(|(name, _)| *name == SHARD_AXIS).map(|(_, ranks)| ranks as u64).product()
+    });
+    let state = config.optimizer.moments() + config.train.averages().len() as u64;
+    let of_one = |param: &crate::Parameter| {
+        let bytes =
+            (param.tensor.numel() as u64).saturating_mul(param.tensor.kind().elt_size_in_bytes() as u64);
+        let gradient = u64::from(param.grad().is_none());
+        bytes.saturating_mul(state + gradient) / shards.max(1)
+    };
+    let on_host = params.iter().filter(|param| param.tensor.device() == Device::Cpu);
+    on_host.map(of_one).fold(0, u64::saturating_add)
 }

@@ -279,6 +279,29 @@ fn a_loop_that_leaves_out_the_sum_is_refused() {
     insta::assert_snapshot!(other, @r#"gradients would not be those of the loss: another DataParallel sums the gradient of parameter "conv.weight" over ranks; drop it before you make one more"#);
 }
 
+/// A rank that alone does not zero its gradients: all ranks get an error in the same call, and go on after it.
+#[test]
+fn a_rank_that_does_not_zero_its_gradients_tells_the_others() {
+    let found = threads::run(2, DEADLINE, |world| {
+        let weight = Tensor::from_slice(&[2.0]).set_requires_grad(true);
+        let params = Parameters::new(vec![Parameter::replicated("w", &weight)]).unwrap();
+        let parallel = DataParallel::new(&params, &[], &world, &DataParallelConfig::default()).unwrap();
+        let pass = || parallel.backward(Some(&weight.square().sum(OPTIONS.0)), 1, 2);
+        parallel.zero_grad().unwrap();
+        pass().unwrap();
+        if world.rank() == 0 {
+            parallel.zero_grad().unwrap();
+        }
+        let error = pass().unwrap_err();
+        parallel.zero_grad().unwrap();
+        pass().unwrap();
+        (error, weight.grad().double_value(&[0]))
+    });
+    assert!(matches!(&found[0].0, Error::OtherRank { rank: 1, .. }), "{}", found[0].0);
+    assert!(matches!(&found[1].0, Error::WrongGradients { .. }), "{}", found[1].0);
+    assert!(found.iter().all(|(_, gradient)| *gradient == 4.0));
+}
+
 /// Weights that do not make one batch.
 #[test]
 fn the_ranks_shares_of_a_batch_make_one() {
