@@ -212,4 +212,10 @@ fn the_records_of_all_ranks_make_one_chrome_trace() {
         assert!(code == Some(2) && said.contains(words), "{said}");
         assert_eq!(fs::read(&path).unwrap(), before);
     }
+    for name in ["flight/flight_rank_all.json", "other/flight_rank_all.json"] {
+        let path = folder.path().join(name);
+        let (code, said) = export(&path);
+        assert!(code == Some(2) && said.contains("has the name of a flight record"), "{said}");
+        assert!(!path.exists());
+    }
 }

@@ -41,7 +41,7 @@ pub(crate) enum Command {
     ///
     /// Reads the configuration that the model was trained with, and its checkpoint, on any number of ranks and any mesh. For
     /// trajectories, each prediction is the input of the next step (rollout). Writes HDF5: The Well's schema or PDEBench's Darcy
-    /// layout for data of those formats, otherwise one dataset per variable; NetCDF-4 with --out FILE.nc, Zarr with --out FILE.zarr.
+    /// layout for data of those formats if all values are finite, otherwise one dataset per variable; NetCDF-4 with --out FILE.nc, Zarr with --out FILE.zarr.
     /// Attributes of the file name the checkpoint and the samples. Also writes a picture and, if the data contain the truth, a table of
     /// the errors of each variable after each step (CSV).
     #[command(after_long_help = PREDICT_EXAMPLES)]
@@ -175,8 +175,8 @@ Examples:
     mpirun -n 4 isobar predict configs/navier_stokes_fno.toml --samples 21 --start 4 --steps 30 \\
       --set distributed.mesh.names='[\"domain\"]' --out runs/trajectory21.h5
 
-Exit codes: 0 predicted; 2 wrong command line or configuration; 3 data or a checkpoint that cannot be used; 4 a rank was
-lost or timed out; 5 the ranks do not agree.";
+Exit codes: 0 predicted; 1 the prediction is not finite (all files are written), or another error; 2 wrong command line or
+configuration; 3 data or a checkpoint that cannot be used; 4 a rank was lost or timed out; 5 the ranks do not agree.";
 
 const BENCH_EXAMPLES: &str = "\
 Examples:

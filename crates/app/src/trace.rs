@@ -24,8 +24,8 @@ Examples:
   The last operations of all ranks, to open in https://ui.perfetto.dev or chrome://tracing:
     isobar trace export runs/darcy_afno trace.json
 
-Exit codes: 0 the trace was written; 2 wrong command line, or a file that is not replaced; 3 there are no records, they cannot
-be read, or the trace cannot be written.";
+Exit codes: 0 the trace was written; 2 wrong command line, or OUT.json is a file that is not replaced or has the name of a record;
+3 there are no records, they cannot be read, or the trace cannot be written.";
 
 /// Commands of `isobar trace`.
 #[derive(Debug, Subcommand)]
@@ -41,10 +41,10 @@ pub(crate) enum TraceCommand {
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
-    /// Export the last operations of all ranks to one file, a Chrome trace, which Perfetto shows
+    /// Export the last operations of all ranks to a Chrome trace, which Perfetto shows
     ///
-    /// Reads the records that ranks leave when one of them is lost, as `why` does. Each rank is a process of the trace, and each
-    /// group a row of it; an operation has its call, module, phase, step and state. Times are those of each host's clock.
+    /// Reads the records that ranks leave when one of them is lost, as `why` does. The trace has a process for each rank and in it a
+    /// row for each group; each operation has its call, module, phase, step and state. Times are those of each host's clock.
     #[command(after_long_help = EXPORT_EXAMPLES)]
     Export {
         /// The folder of a run, or of the records: `flight_rank_00000.json` and so on
@@ -88,23 +88,23 @@ fn records(folder: &Path) -> Option<PathBuf> {
 }
 
 fn has_records(folder: &Path) -> bool {
-    !record_files(folder).is_empty()
-}
-
-fn record_files(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let records = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("flight_rank_"));
-    records.map(|entry| entry.path()).collect()
+    flight::record_files(folder).is_ok_and(|files| !files.is_empty())
 }
 
 /// Writes the trace of the records in a folder.
 fn export(folder: &Path, out: &Path) -> Result<()> {
-    outputs::check("OUT.json", &[out], &record_files(folder))?;
     outputs::check_extension("OUT.json", out, "json")?;
+    outputs::check("OUT.json", &[out], &flight::record_files(folder)?)?;
+    if flight::is_record(out) {
+        bail!(Exit::Usage.because(format!(
+            "OUT.json: {} has the name of a flight record; name another file",
+            out.display()
+        )));
+    }
     let records = flight::read(folder)?;
     let operations: usize = records.records.iter().map(|record| record.entries.len()).sum();
     if operations == 0 {
-        bail!(Exit::Data.because(format!("the records in {} hold no operation", folder.display())));
+        bail!(Exit::Data.because(format!("the records in {} hold no operations", folder.display())));
     }
     let text = flight::chrome_trace(&records.records).to_string() + "\n";
     outputs::make_parent(out)?;
@@ -114,12 +114,12 @@ fn export(folder: &Path, out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The records that were found, and those that cannot be read.
+/// Summarises the records that were found, and those that cannot be read.
 fn summary(Records { records, older, unreadable, .. }: &Records) -> String {
     let of = records.first().map_or(0, |record| record.ranks);
     let mut text = format!("{} of {of} ranks have left a record", records.len());
     if *older > 0 {
-        text += &format!("; {older} records of earlier jobs are left aside");
+        text += &format!("; {older} records of earlier jobs are ignored");
     }
     for (path, problem) in unreadable {
         text += &format!("\n{} cannot be read: {}", clean(&path.display().to_string()), clean(problem));

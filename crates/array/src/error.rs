@@ -55,11 +55,11 @@ pub enum Error {
         reason: String,
     },
     /// The shim refused.
-    // Transparent, as its text begins with its origin, such as libtorch or a closure.
+    // This is transparent because its text begins with its origin, such as libtorch or a closure.
     #[error(transparent)]
     Torch(#[from] isobar_torch::Error),
     /// An error of another implementation of `Array`, such as one that communicates.
-    // Transparent, as this only carries the error through `Array` to the crate that made it.
+    // This is transparent because it only carries the error through `Array` to the crate that made it.
     #[error(transparent)]
     Implementation(Box<dyn StdError + Send + Sync>),
 }

@@ -103,8 +103,8 @@ fn mesh(group: &Group) -> Result<DeviceMesh> {
     Ok(DeviceMesh::new(group, &[group.size() as i64], &["domain"])?)
 }
 
-/// Seconds that a call of `sharded` takes more than one of `plain`. Batches of both take turns, and the median of their
-/// differences counts: the difference is small beside the calls, and what else the machine does must not look like it.
+/// Measures how many seconds a call of `sharded` takes longer than one of `plain`. Batches of both take turns, and the median of
+/// their differences counts, since the difference is small compared with the calls and easily lost in the machine's noise.
 fn overhead<S, P>(
     sharded: impl Fn() -> Result<S> + 'static,
     plain: impl Fn() -> Result<P> + 'static,

@@ -44,7 +44,7 @@ pub fn check(name: &str, outputs: &[impl AsRef<Path>], inputs: &[PathBuf]) -> Re
     Ok(())
 }
 
-/// Rejects an existing file without this extension: it is not one that the command has written. `name` is the option or argument
+/// Rejects an existing file without this extension, since the command did not write it. `name` is the option or argument
 /// that names the output.
 ///
 /// # Errors

@@ -233,7 +233,8 @@ pub trait DatasetWriter {
     /// [is uniform](DataVariable::uniform) has one point along each dim.
     ///
     /// # Errors
-    /// A variable, sample or frame that the file does not have, another shape, or a full disk.
+    /// A variable, sample or frame that the file does not have, another shape, or a full disk. A format without NaN rejects it
+    /// here with [`Error::NotFinite`]: `isobar predict` then writes plain HDF5.
     fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()>;
 
     /// Returns whether [`DatasetWriter::write_window`] takes parts of frames.

@@ -22,7 +22,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<File> {
     // First by name, since opening a device may change its state.
     check_regular(std::fs::metadata(path)?.file_type())?;
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
-    // Again by handle: another file may have taken the name.
+    // The handle is checked again, since another file may have taken the name.
     check_regular(file.metadata()?.file_type())?;
     Ok(file)
 }

@@ -123,7 +123,7 @@ pub enum Error {
         /// Error message of the system.
         problem: String,
     },
-    // The texts of the next three name the group, the variable or the file themselves.
+    // The next three are transparent because their texts name the group, the variable or the file.
     /// A mesh or a group of ranks.
     #[error(transparent)]
     Mesh(#[from] isobar_mesh::Error),

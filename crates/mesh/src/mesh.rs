@@ -168,7 +168,7 @@ impl DeviceMesh {
         Some(self.axes.iter().map(|axis| self.root.place(axis, own)).collect())
     }
 
-    /// This rank's place along an axis; none outside the mesh.
+    /// Returns this rank's place along an axis; `None` outside the mesh.
     ///
     /// # Errors
     ///

@@ -333,6 +333,7 @@ fn integers_stay_integers(#[values(1, 2, 4)] mesh: usize) {
         let sum =
             ShardTensor::distribute_as(&x, &layout).unwrap().statistic(Statistic::Sum, &[0], false).unwrap();
         let y = call("mul", std::slice::from_ref(&sum), args!("other": 3)()).unwrap();
+        assert!(sum.placements().iter().any(|placement| placement.is_partial()), "{sum}");
         assert_eq!(y.placements(), sum.placements());
         assert_eq!(y.full_tensor(None).unwrap(), Tensor::from(84_i64));
     });

@@ -151,12 +151,12 @@ impl Reducer {
         (0..shared.params.len()).try_for_each(|param| shared.attach(param))
     }
 
-    /// From here to [`Reducer::finish`] gradients are reduced as they come.
+    /// Begins a pass: until [`Reducer::finish`], gradients are reduced as they arrive.
     ///
     /// # Errors
     ///
-    /// Gradients that were reduced before, maybe on this rank only: it still makes the pass, as the others do, and tells them at its
-    /// end.
+    /// Gradients that were reduced before, possibly on this rank only. The pass has begun nevertheless: the rank must finish it,
+    /// as the others do, and report the error to them at its end.
     pub(crate) fn begin(&self) -> Result<()> {
         let mut shared = lock(&self.shared);
         let refused = shared.refuse_reduced();
@@ -184,9 +184,9 @@ impl Reducer {
         lock(&self.shared).pass = None;
     }
 
-    /// Reduces what has not been begun and waits for all. With `complains` this rank tells the others, in an element of
-    /// the last bucket, that it has seen no gradient of some parameter since the last [`Reducer::zero`], with `refuses` that it has
-    /// refused the pass; in another one it tells its share of the batch.
+    /// Reduces the remaining buckets and waits for all. Two elements of the last bucket carry this rank's word to the others: its
+    /// share of the batch, and a flag. The flag is set if the rank `refuses` the pass, or if it `complains` and has seen no
+    /// gradient of some parameter since the last [`Reducer::zero`].
     pub(crate) fn finish(&self, word: Word) -> Result<Heard> {
         let _no_grad = tch::no_grad_guard();
         let mut shared = lock(&self.shared);

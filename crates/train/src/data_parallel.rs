@@ -200,11 +200,12 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// [`Error::MissingGradient`] on all ranks where a parameter took no part in the loss on one and
-    /// `find_unused_parameters` is off; [`Error::WrongGradients`] where the shares of the batch that the ranks have had do not
-    /// make one batch, or gradients that were summed before are summed again ([`Error::OtherRank`] where that is so on another rank
-    /// only); the ranks stay in step, and go on after [`zero_grad`](Self::zero_grad). Whatever a backward closure or the communication
-    /// reports. Where the pass itself fails, this rank leaves the group, so that the others do not wait for it.
+    /// - [`Error::MissingGradient`] on all ranks if a parameter took no part in the loss on one and `find_unused_parameters` is off.
+    /// - [`Error::WrongGradients`] if the ranks' shares of the batch do not add up to one batch, or if gradients that were summed
+    ///   before would be summed again; [`Error::OtherRank`] if only another rank has such gradients. The ranks stay in step, and
+    ///   can continue after [`zero_grad`](Self::zero_grad).
+    /// - Any error of a backward closure or of the communication. If the pass itself fails, this rank leaves the group, so that the
+    ///   others do not wait for it.
     pub fn backward(&self, loss: Option<&Tensor>, local: u64, global: u64) -> Result<()> {
         let begun = self.reducer.begin();
         if let Err(error) = self.backward_no_sync(loss, local, global) {

@@ -1,4 +1,4 @@
-//! Predictions that diverge: the values that are not finite, and the samples and steps they are in.
+//! Divergence of predictions: the samples, steps and channels with values that are not finite.
 
 use std::collections::BTreeMap;
 
@@ -6,28 +6,26 @@ use isobar_train::Variable;
 use serde::{Deserialize, Serialize};
 use tch::{Kind, TchError, Tensor};
 
-use super::fields::Prediction;
-
-/// A variable of a sample that has values that are not finite after a step.
+/// Channel of a sample with values that are not finite after a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct NotFinite {
     /// The sample's number in the data.
     pub(super) sample: usize,
-    /// The first is 1.
+    /// Number of the step, from 1.
     pub(super) step: usize,
     /// Index among the channels of the outputs.
     pub(super) channel: usize,
 }
 
-/// The samples that diverge, each with the first step and channel that is not finite. All ranks have the same.
+/// Samples that diverge, each with its first step and channel that are not finite. They are the same on all ranks.
 #[derive(Debug, Default)]
 pub(super) struct Divergence(BTreeMap<usize, (usize, usize)>);
 
-/// Most samples that are named.
+/// Number of samples that a message names at most.
 const NAMED: usize = 3;
 
 impl Divergence {
-    /// Adds what ranks found; returns true if these are the first.
+    /// Adds the values that ranks found; returns true if they are the first.
     pub(super) fn add(&mut self, found: &[NotFinite]) -> bool {
         let is_first = self.0.is_empty() && !found.is_empty();
         for &NotFinite { sample, step, channel } in found {
@@ -37,15 +35,14 @@ impl Divergence {
         is_first
     }
 
-    /// Returns the first step after which a sample is not finite; `None` if all are.
+    /// Returns the first step after which a sample is not finite; `None` if all samples are finite.
     pub(super) fn first_step(&self) -> Option<usize> {
         self.0.values().map(|(step, _)| *step).min()
     }
 
-    /// Names samples, steps and variables; `None` if all are finite.
-    pub(super) fn text(&self, prediction: &Prediction<'_>, variables: &[Variable]) -> Option<String> {
+    /// Names the samples, of `samples` in all, that are not finite, with step and variable; `None` if all are finite.
+    pub(super) fn text(&self, samples: usize, has_steps: bool, variables: &[Variable]) -> Option<String> {
         let first = self.first_step()?;
-        let has_steps = prediction.source.has_steps();
         let place = |(sample, &(step, channel)): (&usize, &(usize, usize))| {
             let name = variables.get(channel).map_or("", |variable| &variable.name);
             match has_steps {
@@ -58,7 +55,7 @@ impl Divergence {
             self.0.iter().take(NAMED).map(place).collect::<Vec<_>>().join(", ")
         );
         if let Some(others @ 1..) = self.0.len().checked_sub(NAMED) {
-            text += &format!(", and of {others} more of {} samples", prediction.samples.len());
+            text += &format!(", and {others} more of {samples} samples");
         }
         Some(match has_steps && first > 1 {
             true => format!("{text}; predict fewer steps (--steps={}), or train further", first - 1),
@@ -67,8 +64,8 @@ impl Divergence {
     }
 }
 
-/// Returns the sample and channel, both by their index, of values that are not finite in float32, in which files store a window of
-/// predictions `[sample, channel, spatial…]`.
+/// Returns the indices `[sample, channel]` with values that are not finite in float32, the dtype of files. The window of predictions
+/// is `[sample, channel, spatial…]`.
 pub(super) fn not_finite(window: &Tensor) -> Result<Vec<[usize; 2]>, TchError> {
     let finite = stored_finite(window)?;
     if finite.f_all()?.f_int64_value(&[])? != 0 {
@@ -79,7 +76,7 @@ pub(super) fn not_finite(window: &Tensor) -> Result<Vec<[usize; 2]>, TchError> {
     Ok(places.as_chunks::<2>().0.iter().map(|place| place.map(|index| index as usize)).collect())
 }
 
-/// Returns fields with NaN in the place of values that are not finite in float32.
+/// Replaces values that are not finite in float32 by NaN.
 pub(super) fn with_nan(fields: &Tensor) -> Result<Tensor, TchError> {
     fields.f_where_self(&stored_finite(fields)?, &fields.f_full_like(f64::NAN)?)
 }

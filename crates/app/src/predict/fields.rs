@@ -6,8 +6,10 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use isobar_collectives::Group;
 use isobar_data::{Content, Dataset, DatasetWriter, PredictionMeta, TimeAxis, usual_step, writer};
+use isobar_train::Variable;
 use tch::Tensor;
 
+use super::divergence::Divergence;
 use super::output::Output;
 use super::samples;
 use super::windows::Windows;
@@ -25,18 +27,18 @@ pub(super) struct Prediction<'a> {
     pub(super) name: String,
 }
 
-/// The file to write.
+/// Output file of a prediction.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Out<'a> {
     pub(super) path: &'a Path,
     /// Attributes besides those of the file's schema.
     pub(super) attributes: &'a [(&'static str, String)],
-    /// Writes HDF5 without the schema of the data, which may have no place for NaN.
+    /// True to write HDF5 without the schema of the data, which may not allow NaN.
     pub(super) plain: bool,
 }
 
 impl Out<'_> {
-    /// Returns whether the file is HDF5, in the layout of the data or plain; an extension of another format names that.
+    /// Returns whether the file is HDF5, in the layout of the data or plain; extensions name other formats.
     pub(super) fn is_hdf5(&self) -> bool {
         self.path.extension().is_none_or(|extension| {
             ["h5", "hdf5", "he5", "hdf"].iter().any(|own| extension.eq_ignore_ascii_case(own))
@@ -45,6 +47,11 @@ impl Out<'_> {
 }
 
 impl Prediction<'_> {
+    /// Names the samples that diverge, with step and variable; `None` if there are none.
+    pub(super) fn diverged(&self, divergence: &Divergence, variables: &[Variable]) -> Option<String> {
+        divergence.text(self.samples.len(), self.source.has_steps(), variables)
+    }
+
     /// Number of steps whose truth is known.
     pub(super) fn known(&self) -> usize {
         let frames = self.source.data.times().map_or(1, <[f64]>::len);
@@ -115,7 +122,7 @@ impl Prediction<'_> {
             sample_times: self.sample_times(),
             sample_numbers: self.samples.to_vec(),
             attributes: attributes.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect(),
-            // A forecast may diverge, and has NaN from there on.
+            // A forecast that diverges has NaN from that step on.
             missing: true,
             left_out: Vec::new(),
         };

@@ -53,7 +53,7 @@ pub(crate) struct PredictArgs {
     /// Number of steps, for trajectories; by default up to the file's last frame, or 1 for an ensemble. May be larger
     #[arg(long, value_name = "STEPS", allow_negative_numbers = true)]
     steps: Option<usize>,
-    /// The file to write: HDF5 in the layout of the data, or with the extension .nc NetCDF-4 or .zarr Zarr with the conventions of CF; by default
+    /// The file to write: HDF5 in the layout of the data, plain HDF5 if that layout has no NaN and the forecast has, or with the extension .nc NetCDF-4 or .zarr Zarr with the conventions of CF; by default
     /// prediction.h5 in the folder of the run. A picture and a
     /// table of the errors after each step (CSV) get the same name
     #[arg(long, value_name = "FILE")]
@@ -67,7 +67,7 @@ pub(crate) fn command(args: &PredictArgs) -> Result<Exit> {
     let manager = start::for_run(&config.distributed, &config.run.folder())?;
     logging::init(&config.distributed.log, manager.rank(), None)?;
     let exit = predict(&manager, &resolved, args)?;
-    // A rank with another exit code than 0 may end the job: not before rank 0 has written and printed.
+    // A rank that exits with another code than 0 may end the job, so all wait until rank 0 has written and printed.
     DistributedManager::cleanup(true)?;
     Ok(exit)
 }
@@ -82,18 +82,18 @@ fn predict(manager: &DistributedManager, resolved: &Resolved<Config>, args: &Pre
         lines.iter().for_each(|line| terminal::line(line));
         diverged.iter().for_each(|text| tracing::error!("{text}"));
     }
-    Ok(if diverged.is_none() { Exit::Good } else { Exit::Data })
+    Ok(if diverged.is_none() { Exit::Good } else { Exit::Failed })
 }
 
 /// A finished prediction.
 struct Finished {
     /// Lines to print.
     lines: Vec<String>,
-    /// Samples and steps that are not finite. All ranks have the same.
+    /// Message that names the samples and steps that are not finite, the same on all ranks; `None` if all are finite.
     diverged: Option<String>,
 }
 
-/// The job of the command.
+/// Job of `isobar predict`.
 struct Predict<'a> {
     config: &'a Config,
     args: &'a PredictArgs,
@@ -140,6 +140,6 @@ impl Job for Predict<'_> {
             report.warn();
             lines.extend(report.write(&files)?);
         }
-        Ok(Finished { lines, diverged: outcome.divergence.text(&prediction, &trained.model.variables) })
+        Ok(Finished { lines, diverged: prediction.diverged(&outcome.divergence, &trained.model.variables) })
     }
 }

@@ -22,7 +22,7 @@ pub(super) struct Outcome {
     pub(super) persistence: Vec<Vec<Vec<VariableError>>>,
     /// Metrics of the configuration.
     pub(super) board: Scoreboard,
-    /// Samples that are not finite from a step on.
+    /// Samples with values that are not finite.
     pub(super) divergence: Divergence,
 }
 
@@ -51,13 +51,13 @@ impl Outcome {
         self.divergence.first_step().is_none_or(|first| step < first)
     }
 
-    /// Errors after each step whose truth is known, up to that after which a sample is not finite.
+    /// Returns the errors after each step whose truth is known and after which all samples are finite.
     fn finite_steps(&self) -> Vec<Step> {
         self.steps().into_iter().filter(|step| self.is_finite(step.step)).collect()
     }
 
-    /// Errors of forecasts after the first and the last step whose truth is known and that are finite, and a warning where they are
-    /// no better than persistence.
+    /// Formats the errors of forecasts after the first and the last finite step whose truth is known. Also returns a warning if
+    /// they are no better than persistence.
     pub(super) fn forecast(&self, variables: &[Variable]) -> (Vec<String>, Option<String>) {
         let steps = self.finite_steps();
         let (Some(first), Some(last)) = (steps.first(), steps.last()) else {
@@ -128,12 +128,13 @@ impl Outcome {
         let value = |error: Option<&VariableError>| {
             error.filter(|error| !error.missing).map(|error| 100.0 * error.relative)
         };
+        let forecast = |of: &Step, at: usize| value(of.errors.get(at).filter(|_| self.is_finite(of.step)));
         let chart = |(at, variable): (usize, &Variable)| Chart {
             title: format!("{}: relative L2 error in %", variable.name),
             axis: "lead time".to_owned(),
             places: steps.iter().map(lead).collect(),
             curves: vec![
-                Curve { name: "forecast", values: steps.iter().map(|of| value(of.errors.get(at))).collect() },
+                Curve { name: "forecast", values: steps.iter().map(|of| forecast(of, at)).collect() },
                 Curve {
                     name: "no change",
                     values: steps.iter().map(|of| value(of.persistence.get(at))).collect(),
@@ -145,7 +146,7 @@ impl Outcome {
         Ok(true)
     }
 
-    /// Writes a line for each step and variable, without errors where it is missing. `times` are those of the start and of each step, for
+    /// Writes a line for each step and variable, without errors where it is missing, and with NaN where the forecast is not finite. `times` are those of the start and of each step, for
     /// trajectories; `mean_field` are the errors of the baseline of other samples.
     pub(super) fn write_csv(
         &self,
@@ -164,8 +165,8 @@ impl Outcome {
                     Some(error) => format!("{},{}", error.relative, error.rmse),
                     None => ",".to_owned(),
                 };
-                let (error, baseline) =
-                    (numbers(Some(error)), numbers(persistence.get(at).or_else(|| mean_field.get(at))));
+                let error = if self.is_finite(step) { numbers(Some(error)) } else { "NaN,NaN".to_owned() };
+                let baseline = numbers(persistence.get(at).or_else(|| mean_field.get(at)));
                 text += &format!("{step},{time},{name},{unit},{error},{baseline}\n");
             }
         }

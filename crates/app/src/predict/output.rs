@@ -90,8 +90,8 @@ impl Output {
         }
     }
 
-    /// Fails on all ranks if one could not write, so that none writes any more when rank 0 removes what is not finished; shares what
-    /// each rank `found`. All ranks call, after each step.
+    /// Fails on all ranks if one could not write, so that none still writes when rank 0 removes the unfinished file; shares the
+    /// values that each rank `found`. All ranks call, after each step.
     pub(super) fn check(&mut self, world: &Group, found: &[NotFinite]) -> Result<Checked> {
         let failed = self.failed.take();
         let refuses = failed.as_ref().is_some_and(refuses_nan);
@@ -117,10 +117,10 @@ impl Output {
     }
 }
 
-/// State of a step after all ranks have written it. All ranks have the same.
+/// State of a step after all ranks have written it, the same on all ranks.
 #[derive(Debug, Default)]
 pub(super) struct Checked {
-    /// True if the file cannot hold NaN, and was to.
+    /// True if a rank had NaN to write and the file cannot hold it.
     pub(super) refuses_nan: bool,
     /// Values that are not finite.
     pub(super) found: Vec<NotFinite>,
@@ -139,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    /// All ranks get the error of one that cannot write, and know what one found.
+    /// All ranks get the error of one that cannot write, and the values that one found.
     #[test]
     fn a_rank_that_cannot_write_ends_all() {
         let _ = threads::run(3, Duration::from_secs(60), |world| {

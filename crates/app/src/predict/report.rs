@@ -38,11 +38,14 @@ impl<'a> Report<'a> {
             true => outcome.forecast(variables),
             false => outcome.mapping(variables, mean_field),
         };
-        let scores = outcome.board.scores();
+        let mut scores = outcome.board.scores();
+        for scores in scores.iter_mut().filter(|scores| !outcome.is_finite(scores.step)) {
+            scores.metrics.iter_mut().for_each(|(_, values)| values.fill(None));
+        }
         Self { prediction, outcome, metrics, scores, variables, mean_field, errors, warning }
     }
 
-    /// Errors and metrics as lines, up to the step after which a sample is not finite.
+    /// Formats errors and metrics as lines, up to the last step after which all samples are finite.
     pub(super) fn lines(&self) -> Vec<String> {
         let finite = self.scores.iter().take_while(|scores| self.outcome.is_finite(scores.step)).count();
         let table = scoring::table(&self.scores[..finite], self.metrics, self.variables);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use isobar_array::{Array, Convert, Elementwise, Shape};
+use isobar_array::{Array, Shape};
 use isobar_collectives::Group;
 use isobar_data::{Batch, Dataset, Window};
 use isobar_models::BatchPart;
@@ -71,7 +71,8 @@ type Predicted<L, S> = <Fields<L, S> as FieldLayout>::Array;
 impl Prediction<'_> {
     /// Predicts the samples in rounds, in which each of the ranks that share samples has one, and scores and writes each step before
     /// the next is computed: memory does not grow with the number of steps, except by the stored forcings. Values that are not finite
-    /// are written as NaN; if the schema of the data has none, the prediction begins anew in plain HDF5. All ranks call.
+    /// are written as NaN; if the schema of the data does not allow NaN, the prediction starts again in plain HDF5. All
+    /// ranks call.
     pub(super) fn run<L, F, S>(
         &self,
         network: (&FieldModel<L, F>, &S),
@@ -88,7 +89,7 @@ impl Prediction<'_> {
             Err(error) if error.is::<RefusesNan>() && out.is_hdf5() && !out.plain => {
                 if place.world.rank() == 0 {
                     tracing::warn!(
-                        "the schema of {} has no NaN: predicting again, into plain HDF5",
+                        "the schema of {} does not allow NaN; predicting again, into plain HDF5",
                         self.source.targets().path().display()
                     );
                 }
@@ -96,13 +97,13 @@ impl Prediction<'_> {
             }
             Err(error) if error.is::<RefusesNan>() => {
                 let path = out.path.display();
-                Err(Exit::Data.because(format!("{error}; {path} cannot hold NaN, --out FILE.h5 can")).into())
+                Err(Exit::Data.because(format!("{error}; {path} cannot hold NaN: use --out FILE.h5")).into())
             }
             ended => ended,
         }
     }
 
-    /// Does [`run`](Self::run) into one file. All ranks call, and all get [`RefusesNan`] if the file cannot hold NaN.
+    /// Runs the prediction into one file. All ranks call, and all get [`RefusesNan`] if the file cannot hold NaN.
     fn run_into<L, F, S>(
         &self,
         (model, sharing): (&FieldModel<L, F>, &S),
@@ -177,7 +178,7 @@ struct Known<'a, A> {
     persistent: Option<&'a A>,
 }
 
-/// Values that are not finite were to be written to a file that cannot hold NaN.
+/// Error of a prediction that is not finite, for a file that cannot hold NaN.
 #[derive(Debug)]
 struct RefusesNan(String);
 
@@ -196,12 +197,12 @@ struct Rounds<'a, L, F, S> {
     sharing: &'a S,
     place: &'a Place<'a>,
     scoring: &'a Scoring,
-    /// Times of the frame to start from and of each step.
+    /// Times of the start frame and of each step.
     times: Vec<f64>,
     windows: Windows<'a>,
     output: Output,
     outcome: Outcome,
-    /// Values of this rank that are not finite, of the step that is written next.
+    /// Values of this rank that are not finite, in the step that is written next.
     found: Vec<NotFinite>,
 }
 
@@ -224,7 +225,8 @@ where
         let frames = (first..first + prediction.known(), self.place.target_window);
         let mut truth = Truth::new(&**prediction.source.targets(), own, targets, frames)?;
         self.begin(round, &input)?;
-        self.put(round, 0, &[(targets, &boxed(self.gaps(&input, &input))?)])?;
+        let present = boxed(self.present(&input))?;
+        self.put(round, 0, &[(targets, &present_else(f64::NAN, &input, present.as_ref())?)])?;
         roll_out(self.model, start, count, |at, members| {
             let members = sharing.join(&members, count)?;
             let local = self
@@ -233,7 +235,8 @@ where
             let known = target.as_ref().zip(local.as_ref());
             let known = known.map(|(target, local)| Known { target, local, persistent: Some(&persistent) });
             let predicted = self.score(round, at, &members, known)?;
-            self.put(round, at + 1, &[(targets, &boxed(self.gaps(&predicted, &input))?)])
+            self.find_divergence(round, at, &present_else(0.0, &predicted, present.as_ref())?)?;
+            self.put(round, at + 1, &[(targets, &present_else(f64::NAN, &predicted, present.as_ref())?)])
         })
     }
 
@@ -259,6 +262,7 @@ where
         roll_out(self.model, start, count, |_, members| {
             let known = Known { target: &target, local: &local, persistent: None };
             let predicted = self.score(round, 0, &sharing.join(&members, count)?, Some(known))?;
+            self.find_divergence(round, 0, &predicted)?;
             let inputs = prediction.written_inputs();
             let written = [(inputs, &input), (&source.targets, &predicted)];
             self.put(round, 0, &written[usize::from(inputs.is_empty())..])
@@ -331,12 +335,17 @@ where
             let target = known.map(|known| known.target.narrow(0, 0, 1)).transpose()?;
             shown.add(at + 1, &predicted.narrow(0, 0, 1)?, target.as_ref())?;
         }
-        let own = layout.own(round.samples)?;
-        let found = divergence::not_finite(&boxed(layout.local(&predicted))?)?.into_iter();
-        self.found = found
-            .map(|[at_sample, channel]| NotFinite { sample: own[at_sample], step: at + 1, channel })
-            .collect();
         Ok(predicted)
+    }
+
+    /// Finds the samples and channels of this rank that are not finite after the step `at`, from 0 on.
+    fn find_divergence(&mut self, round: &Round<'_>, at: usize, predicted: &Predicted<L, S>) -> Result<()> {
+        let layout = self.sharing.fields().targets();
+        let own = layout.own(round.samples)?;
+        let found = divergence::not_finite(&boxed(layout.local(predicted))?)?.into_iter();
+        self.found =
+            found.map(|[sample, channel]| NotFinite { sample: own[sample], step: at + 1, channel }).collect();
+        Ok(())
     }
 
     /// Writes frames of the time `at`, each with the names of its variables, sample by sample, with NaN where they are not finite. All
@@ -361,8 +370,10 @@ where
         if !is_first && !refuses_nan {
             return Ok(());
         }
-        let text = self.outcome.divergence.text(self.prediction, &self.model.variables).unwrap_or_default();
+        let diverged = self.prediction.diverged(&self.outcome.divergence, &self.model.variables);
+        let text = diverged.unwrap_or_default();
         if refuses_nan {
+            let text = if text.is_empty() { "fields with missing values".to_owned() } else { text };
             return Err(RefusesNan(text).into());
         }
         if self.place.world.rank() == 0 {
@@ -371,11 +382,11 @@ where
         Ok(())
     }
 
-    /// Fields with NaN where what they were predicted from is missing, if missing values are masked. Diagnostic variables are not
-    /// predicted from themselves.
-    fn gaps(&self, fields: &Predicted<L, S>, from: &Predicted<L, S>) -> Result<Predicted<L, S>, BoxError> {
+    /// Returns where the fields that a forecast starts from have values, if missing values are masked. Diagnostic variables are not
+    /// predicted from themselves: they have values everywhere.
+    fn present(&self, from: &Predicted<L, S>) -> Result<Option<Predicted<L, S>>, BoxError> {
         if self.model.missing.is_none() {
-            return Ok(fields.shallow_clone());
+            return Ok(None);
         }
         let prognostic = self.model.roles.as_ref().map(|roles| roles.prognostic as i64);
         let present = self.sharing.fields().map(from, |local| {
@@ -389,9 +400,15 @@ where
                 }
             })
         })?;
-        let none = fields.constant(&Tensor::from(f64::NAN).f_to_kind(fields.kind())?)?;
-        Ok(present.select_where(fields, &none)?)
+        Ok(Some(present))
     }
+}
+
+/// Returns the fields with `value` where `present` is false.
+fn present_else<A: Array>(value: f64, fields: &A, present: Option<&A>) -> Result<A> {
+    let Some(present) = present else { return Ok(fields.shallow_clone()) };
+    let value = fields.constant(&Tensor::from(value).f_to_kind(fields.kind())?)?;
+    Ok(present.select_where(fields, &value)?)
 }
 
 /// Rolls out the network, hands each step to `each` before the next is computed, and returns its error as it is. All ranks of the

@@ -286,7 +286,24 @@ fn data_ranks_share_samples(
     }
 }
 
-/// A sample that overflows leaves all others, and its own frames before that step, in the file. All ranks know.
+/// The network's values where the data have none, NaN in the file, do not make a forecast diverge.
+#[test]
+fn values_at_missing_points_do_not_diverge() {
+    let (folder, config) = data(json!({ "missing": "mask" }));
+    let out = folder.path().join("out.h5");
+    let asked = Asked { samples: &[0, 1], start: 0, steps: 3, out: &out };
+    let holes: Vec<f64> = (0..12).map(|at| if at % 4 == 1 { f64::INFINITY } else { 0.0 }).collect();
+    let holes = Tensor::from_slice(&holes).view([4, 3]);
+    let forward = |x: &Tensor, _: Option<Step<'_>>| Ok::<_, BoxError>(network(x)? + &holes);
+    let outcome = with_full_fields(&config, &asked, &Group::single(), forward);
+    assert_eq!(outcome.divergence.first_step(), None);
+    let (numbers, values) = results(outcome, &out);
+    assert!(numbers.iter().all(|number| number.is_finite()), "{numbers:?}");
+    let is_hole = |(at, value): (usize, &u32)| f32::from_bits(*value).is_nan() == (at % 4 == 1);
+    assert!(values.iter().enumerate().all(is_hole));
+}
+
+/// The file keeps all samples but the one that overflows, and its frames before that step. All ranks know the step.
 #[rstest]
 fn a_sample_that_diverges_has_nan_from_there_on(#[values("h5", "nc", "zarr")] extension: &str) {
     let (folder, config) = data(json!({}));
@@ -303,6 +320,11 @@ fn a_sample_that_diverges_has_nan_from_there_on(#[values("h5", "nc", "zarr")] ex
         assert!(found.iter().all(|outcome| outcome.divergence.first_step() == Some(3)));
         let line = found[0].forecast(&[Variable::new("u")]).0.swap_remove(0);
         assert!(line.contains(" after 1 step, ") && line.contains(" after 2 steps;"), "{line}");
+        let csv = folder.path().join("errors.csv");
+        found[0].write_csv(&csv, &[Variable::new("u")], &[], &[]).unwrap();
+        let csv = std::fs::read_to_string(&csv).unwrap();
+        let is_nan: Vec<bool> = csv.lines().skip(1).map(|line| line.contains(",NaN,NaN,")).collect();
+        assert_eq!(is_nan, [false, false, true, true, true], "{csv}");
         results(found.into_iter().next().unwrap(), &out).1
     };
     let values = run(1);

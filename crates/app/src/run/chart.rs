@@ -58,7 +58,8 @@ impl Chart {
         for line in 0..=4 {
             canvas.block(left, top + line * SIDE / 4, SIDE, 1, FRAME);
         }
-        let most = self.curves.iter().flat_map(|curve| &curve.values).flatten().copied().fold(0.0, f64::max);
+        let values = self.curves.iter().flat_map(|curve| curve.values.iter().flatten().copied());
+        let most = values.filter(|value| value.is_finite()).fold(0.0, f64::max);
         canvas.text(&number(most), (left - NUMBERS, top), INK);
         canvas.text("0", (left - NUMBERS, top + SIDE - LETTER), INK);
         let (first, last) = (self.places.first().copied(), self.places.last().copied());

@@ -203,7 +203,7 @@ impl<T> std::fmt::Debug for Work<T> {
 }
 
 /// Returns the pause before the next poll of a wait that has lasted for `waited`; none while it is short, where every
-/// microsecond counts. A pause is a small share of the wait, and so is what it adds.
+/// microsecond counts. A pause, and the delay that it adds, is a small fraction of the wait.
 fn pause(waited: Duration) -> Option<Duration> {
     (waited >= LONG).then(|| (waited / 256).min(Duration::from_millis(1)))
 }

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::FlightRecord;
 
-/// Makes a Chrome trace of the records of a job, one a rank: a process for each rank that began an operation, named with its
-/// host and process, and a row for each group, more where operations overlap. The category of an operation is the phase in which
-/// it began; one that did not finish has its state in its name and ends when the record was written.
+/// Makes a Chrome trace of the records of a job, one a rank. It has a process for each rank that began an operation, named with
+/// its host and process, and in it a row for each group, or several where operations overlap. The category of an operation is the
+/// phase in which it began. An operation that did not finish has its state in its name, and ends when the record was written.
 ///
 /// Times are those of each host's clock: operations of ranks on different hosts are shifted by the difference of their clocks.
 ///

@@ -12,6 +12,39 @@ use crate::{Error, Result};
 /// A file longer than this is none of ours.
 const LONGEST: u64 = 16 << 20;
 
+/// Beginning and end of the name of a rank's record, with the rank between them.
+const PREFIX: &str = "flight_rank_";
+const SUFFIX: &str = ".json";
+
+/// Returns whether [`read`] takes a file of this name as a rank's record.
+///
+/// ```
+/// use std::path::Path;
+///
+/// use isobar_manager::flight::is_record;
+///
+/// assert!(is_record(Path::new("runs/x/flight/flight_rank_00003.json")));
+/// assert!(!is_record(Path::new("runs/x/trace.json")));
+/// ```
+#[must_use]
+pub fn is_record(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    name.starts_with(PREFIX) && name.ends_with(SUFFIX)
+}
+
+/// The paths in a folder that are [named as records](is_record), in no order.
+///
+/// # Errors
+///
+/// A folder that cannot be read.
+pub fn record_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let paths = || fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
+    let mut paths = paths()
+        .map_err(|error| Error::FlightRecord { path: folder.to_owned(), problem: error.to_string() })?;
+    paths.retain(|path| is_record(path));
+    Ok(paths)
+}
+
 /// Writes a rank's record into a folder, which is made where it is not there; gives its path. The file is there whole, or
 /// not at all.
 ///
@@ -19,10 +52,10 @@ const LONGEST: u64 = 16 << 20;
 ///
 /// An error of the system.
 pub fn write(folder: &Path, record: &FlightRecord) -> Result<PathBuf> {
-    let path = folder.join(format!("flight_rank_{:05}.json", record.rank));
+    let path = folder.join(format!("{PREFIX}{:05}{SUFFIX}", record.rank));
     let failed = |problem: String| Error::FlightRecord { path: path.clone(), problem };
     let text = serde_json::to_string_pretty(record).map_err(|error| failed(error.to_string()))?;
-    let draft = folder.join(format!(".flight_rank_{:05}.{}", record.rank, record.pid));
+    let draft = folder.join(format!(".{PREFIX}{:05}.{}", record.rank, record.pid));
     let written = fs::create_dir_all(folder).and_then(|()| {
         // A link or file that another process has left there is not written through.
         let _ = fs::remove_file(&draft);
@@ -59,14 +92,8 @@ pub struct Records {
 /// A folder that cannot be read or holds no record that can.
 pub fn read(folder: &Path) -> Result<Records> {
     let failed = |path: &Path, problem: String| Error::FlightRecord { path: path.to_owned(), problem };
-    let entries = fs::read_dir(folder).map_err(|error| failed(folder, error.to_string()))?;
     let (mut all, mut unreadable) = (Vec::new(), Vec::new());
-    for entry in entries {
-        let path = entry.map_err(|error| failed(folder, error.to_string()))?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if !(name.starts_with("flight_rank_") && name.ends_with(".json")) {
-            continue;
-        }
+    for path in record_files(folder)? {
         match read_one(&path) {
             Ok(record) => all.push(record),
             Err(problem) => unreadable.push((path, problem)),
@@ -90,14 +117,14 @@ pub fn read(folder: &Path) -> Result<Records> {
 fn read_one(path: &Path) -> Result<FlightRecord, String> {
     let text = isobar_files::read(path, LONGEST).map_err(|error| error.to_string())?;
     let not_one = |error: serde_json::Error| format!("not a flight record: {error}");
-    // The version first: fields of another version may be missing or mean something else.
+    // The version is checked first, since fields of another version may be missing or have another meaning.
     match serde_json::from_slice::<Versioned>(&text).map_err(not_one)?.version {
         super::VERSION => serde_json::from_slice(&text).map_err(not_one),
         other => Err(format!("a flight record of version {other}, expected {}", super::VERSION)),
     }
 }
 
-/// The version of a record whose other fields are unknown.
+/// Record of which only the version is read.
 #[derive(Deserialize)]
 struct Versioned {
     version: u32,

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 pub use chrome::chrome_trace;
 pub use diagnosis::{Diagnosis, Finding, Wait, diagnose};
-pub use file::{Records, read, write};
+pub use file::{Records, is_record, read, record_files, write};
 pub use text::ranks;
 pub(crate) use text::{plain, report};
 

@@ -241,8 +241,12 @@ fn files_give_back_what_was_written() {
     let new = record(2, [42, 0], &[entry("all_reduce", 0, 41, "waiting", &[8])]);
     write(&flight, &new).unwrap();
     std::fs::write(flight.join("notes.txt"), "not a record").unwrap();
+    std::fs::write(flight.join("flight_rank_00003.json.partial"), "not whole").unwrap();
     let expected = Records { records: vec![new], older: 1, unreadable: Vec::new() };
     assert_eq!(read(&flight).unwrap(), expected);
+    let mut found = record_files(&flight).unwrap();
+    found.sort();
+    assert_eq!(found, [1, 2].map(|rank| flight.join(format!("flight_rank_0000{rank}.json"))));
     // One that was cut off keeps nobody from the others.
     let torn = flight.join("flight_rank_00000.json");
     std::fs::write(&torn, "{\"version\": 1, \"job").unwrap();

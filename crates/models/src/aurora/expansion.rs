@@ -92,7 +92,7 @@ pub(super) fn root_areas(
     Tensor::f_from_slice(&middles.iter().map(root).collect::<Vec<_>>())?.f_to(rows.device())
 }
 
-/// The factors 2π/λ of `count` wavelengths.
+/// Returns the factors 2π/λ of `count` wavelengths.
 fn factors([low, high]: Range, count: i64) -> Vec<f64> {
     let step = (high / low).ln() / (count - 1).max(1) as f64;
     (0..count).map(|i| 2.0 * PI / (low * (step * i as f64).exp())).collect()

@@ -71,7 +71,7 @@ fn below_right(ring: i64, down: i64, across: i64, n: i64) -> [Cell; 2] {
     }
 }
 
-/// Side of a face on which an index lies: −1 before it, 0 on it, 1 behind it.
+/// Returns the side of a face on which an index lies: −1 before it, 0 on it, 1 behind it.
 fn side(index: i64, n: i64) -> i64 {
     i64::from(index >= n) - i64::from(index < 0)
 }

@@ -57,7 +57,7 @@ pub(crate) fn joined_schema(generator: &mut SchemaGenerator, parts: &[Schema]) -
     Schema::try_from(schema).unwrap_or_default()
 }
 
-/// Defaults of PhysicsNeMo for the networks with positions, where they differ from those of SongUNet alone.
+/// Returns PhysicsNeMo's defaults for the networks with positions, where they differ from those of SongUNet alone.
 fn defaults() -> [(&'static str, Value); 3] {
     [("channel_mult", json!([1, 2, 2, 2, 2])), ("attn_resolutions", json!([28])), ("dropout", json!(0.13))]
 }

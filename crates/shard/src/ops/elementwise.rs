@@ -343,12 +343,12 @@ fn mul(call: &Call<'_>) -> Result<ShardTensor> {
     }
 }
 
-/// The first tensor times the integer `c`. Partial sums stay partial: sums of integers are linear, also where they wrap around.
+/// Multiplies the first tensor by the integer `c`. Partial sums stay partial: sums of integers are linear, even if they overflow.
 fn mul_integer(call: &Call<'_>, c: i64) -> Result<ShardTensor> {
     let x = call.tensor(0)?;
     let is_sum = |placement: &Placement| *placement == Placement::Partial(ReduceOp::Sum);
     let sums = x.placements().iter().all(|placement| !placement.is_partial() || is_sum(placement));
-    // The sum of booleans is "or".
+    // Sums of booleans are "or", which is not linear.
     if !sums || x.kind() == Kind::Bool {
         return by_integer(call, "mul", c, |x| x.f_mul_scalar(c));
     }

@@ -181,7 +181,7 @@ fn window(call: &Call<'_>, shape: &[i64]) -> Result<Window> {
     Ok(window?)
 }
 
-/// Uniform numbers of `low..high`.
+/// Draws uniform numbers of `low..high`.
 fn uniform(
     layout: &Layout,
     low: f64,
@@ -195,7 +195,7 @@ fn uniform(
     })
 }
 
-/// The parts of one draw for the global shape. The generator moves on by one.
+/// Fills each rank's shard from one draw for the global shape. The generator advances by one draw.
 fn fill(
     op: &'static str,
     layout: &Layout,
@@ -220,7 +220,7 @@ fn fill_window(
             format!("random values of a partial layout, {layout}; expected shards and replicas"),
         );
     }
-    // The parts are all of the same draw.
+    // All blocks are of the same draw.
     let at = generator.clone();
     generator.next_u64();
     let blocks = layout.intervals().into_iter().try_fold(

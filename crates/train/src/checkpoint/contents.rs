@@ -12,7 +12,9 @@ use super::manifest::Manifest;
 use super::read::{CheckpointIndex, ReadRequest, SavedShards};
 use super::tensor_shard::{Region, TensorShard, placed};
 use crate::error::{Context, Error, Result};
-use crate::optim::{AverageRule, AverageState, Optimizer, OptimizerState, StateTensor, average_slot};
+use crate::optim::{
+    AverageRule, AverageState, Optimizer, OptimizerState, StateTensor, average_slot, continued,
+};
 use crate::params::{ParamPlacement, Parameters};
 
 /// State that a checkpoint saves and restores: boxes of global tensors, and facts.
@@ -336,14 +338,14 @@ impl StateTensor {
     }
 }
 
-/// Returns the optimizer's slot that continues a slot of the checkpoint. Averages have others if a run lists them in another order;
-/// `None` for an average that none continues.
+/// Returns the optimizer's slot that continues a slot of the checkpoint. The slots of averages differ if a run lists
+/// them in another order; `None` if no average continues it.
 fn continuing_slot(slot: &str, saved: &[AverageState], own: &[AverageState]) -> Option<String> {
     let Some(at) = (0..saved.len()).find(|at| average_slot(*at) == slot) else {
         return Some(slot.to_owned());
     };
-    let source = |own: &AverageState| saved.iter().position(|saved| own.rule.continues(saved.rule));
-    own.iter().position(|own| source(own) == Some(at)).map(average_slot)
+    let rules: Vec<AverageRule> = own.iter().map(|own| own.rule).collect();
+    continued(&rules, saved).iter().position(|source| *source == Some(at)).map(average_slot)
 }
 
 /// Returns a placeholder for a tensor of the checkpoint's optimizer state: its shape and dtype, with zeros in host memory that take

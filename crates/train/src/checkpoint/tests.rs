@@ -152,7 +152,7 @@ fn keeps_the_newest_and_the_best() {
     assert_eq!(names(&folder.path().join("step_00000005")).len(), 2, "what was replaced is gone");
 }
 
-/// An optimizer with an average, and whether all of the last state that it loaded was in its own memory, or took none.
+/// Optimizer with averages, and true if all tensors of the last state that it loaded were in its own memory or took none.
 struct Watched(Averaged, bool);
 
 impl Watched {
@@ -185,19 +185,28 @@ impl Optimizer for Watched {
     }
 }
 
+const WIDTHS: [AverageRule; 2] = [AverageRule::Width(0.05), AverageRule::Width(0.1)];
+const DECAYS: [AverageRule; 2] = [AverageRule::Decay(0.1), AverageRule::Decay(0.2)];
+
 /// A resumed run reads the optimizer's state and its averages into the memory that they have, in whatever order it lists them, and
 /// does not read averages that it no longer has.
 #[rstest]
-#[case::alike(&[AverageRule::Width(0.05), AverageRule::Width(0.1)])]
-#[case::in_another_order(&[AverageRule::Width(0.1), AverageRule::Width(0.05)])]
-#[case::fewer(&[AverageRule::Width(0.1)])]
-#[case::none(&[])]
-fn the_optimizers_state_is_read_into_its_own_memory(#[case] rules: &[AverageRule]) {
+#[case::alike(&WIDTHS, &WIDTHS)]
+#[case::in_another_order(&WIDTHS, &[AverageRule::Width(0.1), AverageRule::Width(0.05)])]
+#[case::fewer(&WIDTHS, &[AverageRule::Width(0.1)])]
+#[case::none(&WIDTHS, &[])]
+#[case::decays(&DECAYS, &DECAYS)]
+#[case::decays_in_another_order(&DECAYS, &[AverageRule::Decay(0.2), AverageRule::Decay(0.1)])]
+#[case::fewer_decays(&DECAYS, &[AverageRule::Decay(0.2)])]
+fn the_optimizers_state_is_read_into_its_own_memory(
+    #[case] saved: &[AverageRule],
+    #[case] rules: &[AverageRule],
+) {
     let folder = tempfile::tempdir().unwrap();
     let mut checkpoints = alone(folder.path(), Keep::ALL);
     let of = |model: &Model, rules: &[AverageRule]| Watched::new(&model.params, rules);
     let model = Model::new(1.0);
-    let mut optimizer = of(&model, &[AverageRule::Width(0.05), AverageRule::Width(0.1)]);
+    let mut optimizer = of(&model, saved);
     for _ in 0..3 {
         model.params.iter().for_each(|p| p.tensor.abs().pow_tensor_scalar(2).sum(None).backward());
         optimizer.step(0.1).unwrap();

@@ -372,7 +372,7 @@ impl ObjectiveArray for ShardTensor {
 }
 
 /// Names the configuration key that an error of a model's settings is about, with its default as a value that works. `defaults` are
-/// those of `table`; an error about another value is left as it is.
+/// those of `table`; errors about other values are unchanged.
 fn settings(
     table: &str,
     defaults: &impl Serialize,

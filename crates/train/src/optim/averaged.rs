@@ -15,6 +15,22 @@ pub(crate) fn average_slot(at: usize) -> String {
     }
 }
 
+/// Returns, for each rule, the place in `saved` of the average that it continues: one of an equal rule, else the first that it
+/// [may continue](AverageRule::continues). Each saved average is continued at most once.
+pub(crate) fn continued(rules: &[AverageRule], saved: &[AverageState]) -> Vec<Option<usize>> {
+    // An average without steps has not begun; the state of an optimizer does not list it.
+    let mut free: Vec<bool> = saved.iter().map(|saved| saved.steps > 0).collect();
+    let mut take = |fits: &dyn Fn(AverageRule) -> bool| {
+        let at = (0..saved.len()).find(|&at| free[at] && fits(saved[at].rule))?;
+        free[at] = false;
+        Some(at)
+    };
+    let equal: Vec<Option<usize>> = rules.iter().map(|&rule| take(&|saved| saved == rule)).collect();
+    let or_other =
+        |(rule, equal): (&AverageRule, Option<usize>)| equal.or_else(|| take(&|saved| rule.continues(saved)));
+    rules.iter().zip(equal).map(or_other).collect()
+}
+
 /// Optimizer that keeps running averages of the parameters (Polyak and Juditsky, 1992), one for each [`AverageRule`]. They often
 /// validate better than the parameters of any one step. The first average is used for validation and prediction.
 ///
@@ -134,21 +150,21 @@ impl Optimizer for Averaged {
 
     /// Averages that the state does not have, of a run that kept none or others, begin with the next step.
     fn load_state(&mut self, state: &OptimizerState) -> Result<()> {
-        let saved = |rule: AverageRule| {
-            let mut all = state.averages.iter().enumerate();
-            all.find(|(_, saved)| rule.continues(saved.rule)).map(|(at, saved)| (average_slot(at), *saved))
-        };
-        for average in &self.averages {
-            if let Some((slot, _)) = saved(average.rule) {
-                average.slots.iter().try_for_each(|(param, _)| state.find(&slot, param).map(drop))?;
+        let rules: Vec<AverageRule> = self.averages.iter().map(|average| average.rule).collect();
+        let sources: Vec<Option<(String, AverageState)>> = continued(&rules, &state.averages)
+            .into_iter()
+            .map(|at| at.map(|at| (average_slot(at), state.averages[at])))
+            .collect();
+        for (average, source) in self.averages.iter().zip(&sources) {
+            if let Some((slot, _)) = source {
+                average.slots.iter().try_for_each(|(param, _)| state.find(slot, param).map(drop))?;
             }
         }
         self.inner.load_state(state)?;
-        for average in &mut self.averages {
-            let found = saved(average.rule);
-            average.taken = found.as_ref().map_or(0, |(_, saved)| saved.steps);
-            average.origin = found.as_ref().and_then(|(_, saved)| saved.origin);
-            let Some((slot, _)) = found else { continue };
+        for (average, source) in self.averages.iter_mut().zip(sources) {
+            average.taken = source.as_ref().map_or(0, |(_, saved)| saved.steps);
+            average.origin = source.as_ref().and_then(|(_, saved)| saved.origin);
+            let Some((slot, _)) = source else { continue };
             let mut slots = average.slots.iter();
             slots.try_for_each(|(param, tensor)| copy_into(tensor, state.find(&slot, param)?, &slot))?;
         }
@@ -188,6 +204,7 @@ impl Average {
 
 #[cfg(test)]
 mod tests {
+    use rstest::rstest;
     use tch::{Device, Kind};
 
     use super::super::{AdamWConfig, OptimizerKind};
@@ -289,6 +306,40 @@ mod tests {
         assert!(other.allclose(&wide, 1e-13, 0.0, false), "{other}");
         let steps: Vec<u64> = resumed.state().averages.iter().map(|average| average.steps).collect();
         assert_eq!(steps, [7, 3, 7]);
+    }
+
+    #[rstest]
+    #[case::alike(&[Decay(0.9), Decay(0.999)], &[Some(0), Some(1)])]
+    #[case::in_another_order(&[Decay(0.999), Decay(0.9)], &[Some(1), Some(0)])]
+    #[case::an_equal_rule_comes_first(&[Decay(0.5), Decay(0.9)], &[Some(1), Some(0)])]
+    #[case::others_in_order(&[Decay(0.5), Decay(0.6)], &[Some(0), Some(1)])]
+    #[case::each_once(&[Decay(0.5), Decay(0.9), Decay(0.9), Width(0.1)], &[Some(1), Some(0), None, None])]
+    #[case::none(&[], &[])]
+    fn each_rule_continues_a_saved_average_of_its_own(
+        #[case] rules: &[AverageRule],
+        #[case] expected: &[Option<usize>],
+    ) {
+        let of = |rule, steps| AverageState { rule, steps, origin: None };
+        let saved = [of(Decay(0.9), 3), of(Decay(0.999), 3), of(Width(0.1), 0)];
+        assert_eq!(continued(rules, &saved), expected);
+    }
+
+    #[rstest]
+    #[case::in_the_same_order(&[Decay(0.1), Decay(0.2)], ["average", "average_2"])]
+    #[case::in_another_order(&[Decay(0.2), Decay(0.1)], ["average_2", "average"])]
+    fn two_decays_go_on_from_their_own(#[case] rules: &[AverageRule], #[case] slots: [&str; 2]) {
+        let (x, other) = (leaf(), leaf());
+        let mut optimizer = averaged(&x, &[Decay(0.1), Decay(0.2)]);
+        (0..3).for_each(|_| step(&x, &mut optimizer));
+        let mut resumed = averaged(&other, rules);
+        resumed.load_state(&optimizer.state()).unwrap();
+        let param = Parameter::replicated("x", &x);
+        let (found, saved) = (resumed.state(), optimizer.state());
+        assert_ne!(saved.find("average", &param).unwrap(), saved.find("average_2", &param).unwrap());
+        for (at, slot) in slots.into_iter().enumerate() {
+            assert_eq!(found.averages[at].rule, rules[at]);
+            assert_eq!(found.find(&average_slot(at), &param).unwrap(), saved.find(slot, &param).unwrap());
+        }
     }
 
     /// A run leaves out its second and its third step. Averages of a state without origins get theirs from the run.

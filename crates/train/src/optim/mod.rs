@@ -16,7 +16,7 @@ pub use self::adam::{Adam, AdamConfig, AdamW, AdamWConfig};
 pub use self::average_rule::AverageRule;
 pub(crate) use self::average_rule::exponent;
 pub use self::averaged::Averaged;
-pub(crate) use self::averaged::average_slot;
+pub(crate) use self::averaged::{average_slot, continued};
 pub use self::lion::{Lion, LionConfig};
 pub use self::muon::{Muon, MuonConfig};
 pub use self::registry::{OptimizerConfig, OptimizerEntry, OptimizerKind, Optimizers, register, registered};

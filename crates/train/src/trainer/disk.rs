@@ -45,7 +45,7 @@ fn look(folder: &Path, needed: u64) -> Option<Finding> {
     disk_space(&folder.display().to_string(), free, needed)
 }
 
-/// Bytes of one checkpoint.
+/// Returns the bytes of one checkpoint.
 fn needed(params: &Parameters, buffers: &[(String, Tensor)], config: &FitConfig) -> u64 {
     let copies = 1 + config.optimizer.moments() + config.train.averages().len() as u64;
     let size = |tensor: &Tensor| tensor.kind().elt_size_in_bytes() as u64;

@@ -33,7 +33,7 @@ pub(super) fn check(params: &Parameters, ranks: &Ranks, config: &FitConfig) -> R
     }
 }
 
-/// Bytes of host memory that training needs on this rank, besides the parameters themselves.
+/// Returns the bytes of host memory that training needs on this rank, besides the parameters themselves.
 fn needed(params: &Parameters, ranks: &Ranks, config: &FitConfig) -> u64 {
     let shards = ranks.shards.as_ref().map_or(1, |(_, mesh)| {
         let axes = mesh.names().into_iter().zip(mesh.shape());

@@ -279,7 +279,7 @@ fn a_loop_that_leaves_out_the_sum_is_refused() {
     insta::assert_snapshot!(other, @r#"gradients would not be those of the loss: another DataParallel sums the gradient of parameter "conv.weight" over ranks; drop it before you make one more"#);
 }
 
-/// A rank that alone does not zero its gradients: all ranks get an error in the same call, and go on after it.
+/// If one rank alone does not zero its gradients, all ranks get an error in the same call, and can continue.
 #[test]
 fn a_rank_that_does_not_zero_its_gradients_tells_the_others() {
     let found = threads::run(2, DEADLINE, |world| {

@@ -24,7 +24,7 @@ pub enum FlightState {
 }
 
 impl FlightState {
-    /// Returns the name in records.
+    /// Returns the name of the state in flight records.
     pub fn name(self) -> &'static str {
         match self {
             Self::Called => "called",

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rstest::rstest;
 use tch::{Device, Kind, Tensor};
 
 use super::*;
@@ -138,4 +139,18 @@ fn groups_are_listed_while_they_are_in_use() {
             assert_eq!((of_pair.ranks, of_pair.begun), (vec![2, 0], 1));
         }
     });
+}
+
+#[rstest]
+fn the_name_of_a_state_is_that_in_records(
+    #[values(
+        FlightState::Called,
+        FlightState::Started,
+        FlightState::Waiting,
+        FlightState::Finished,
+        FlightState::Failed
+    )]
+    state: FlightState,
+) {
+    assert_eq!(serde_json::to_value(state).unwrap(), state.name());
 }

@@ -13,7 +13,7 @@ pub struct ChromeSlice<'a> {
     pub row: &'a str,
     /// Text of the slice; slices of one name have one colour.
     pub name: String,
-    /// Category, by which a viewer selects.
+    /// Category, by which a viewer filters.
     pub category: &'a str,
     /// Time at which it began, in nanoseconds since 1970.
     pub begin_ns: u64,
@@ -23,9 +23,9 @@ pub struct ChromeSlice<'a> {
     pub args: Value,
 }
 
-/// Makes a Chrome trace: a process for each rank, called `process(rank)`, and in it a row for each [`ChromeSlice::row`], more
-/// where its slices overlap. Slices of one row are given in the order in which they begin. Times are in microseconds since the
-/// first of all slices.
+/// Makes a Chrome trace. It has a process for each rank, named `process(rank)`, and in it a row for each [`ChromeSlice::row`], or
+/// several where slices overlap. The slices of a row must come in the order in which they begin. Times are in microseconds since
+/// the first slice began.
 ///
 /// ```
 /// use isobar_collectives::trace::{ChromeSlice, chrome_trace};
@@ -62,12 +62,12 @@ pub fn chrome_trace(slices: &[ChromeSlice<'_>], process: impl Fn(usize) -> Strin
     json!({ "displayTimeUnit": "ms", "traceEvents": events })
 }
 
-/// Rows of the viewer, each of slices of one rank and row that do not overlap: slices of a row of the viewer must nest.
+/// Rows of the viewer. Each holds slices of one rank and row that do not overlap, since slices in a row of the viewer must nest.
 #[derive(Default)]
 struct Lanes<'a> {
     /// Rank, row, and number within the row.
     lanes: Vec<(usize, &'a str, usize)>,
-    /// Lanes of a rank and row, and when the last slice in each ends.
+    /// Lanes of a rank and row, with the end of the last slice in each.
     of_row: BTreeMap<(usize, &'a str), Vec<(usize, u64)>>,
 }
 

@@ -48,40 +48,40 @@ struct Shape {
     keys: i64,
     features: i64,
     out: i64,
-    /// Batch times heads of keys.
+    /// Product of the keys' lead dims: batch times heads.
     lead: i64,
     /// Queries' heads for each of the keys'.
     groups: i64,
     /// Index of the heads among the lead dims.
     heads: Option<usize>,
-    /// 0 without heads.
+    /// Number of heads of the keys; 0 without heads.
     key_heads: i64,
 }
 
-/// Axes that split queries or keys, and numbers of their ranks.
+/// Mesh axes that shard the queries or keys, with their numbers of ranks.
 struct Ranks {
-    /// Axes that split the queries, the keys or both.
+    /// Axes that shard the queries, the keys or both.
     axes: Vec<usize>,
-    /// Axes that split both.
+    /// Axes that shard both.
     common: Vec<usize>,
     all: usize,
     of_keys: usize,
     of_common: usize,
 }
 
-/// Elements that a rank receives in each way, without those that all ways receive.
+/// Elements that a rank receives in each [`Way`], without those common to all.
 struct Received {
     ring: f64,
     heads: f64,
     combine: f64,
 }
 
-/// A way in which queries and keys meet.
+/// Communication pattern that brings queries and keys together.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// Keys and values travel from rank to rank.
+    /// Keys and values are sent from rank to rank.
     Ring,
-    /// An all-to-all splits the heads in place of the tokens, and one back.
+    /// An all-to-all reshards from tokens to heads, and another one back.
     Heads,
     /// Each rank attends all queries to its own keys, and the results are combined.
     Combine,
@@ -160,7 +160,7 @@ impl Shape {
         }
     }
 
-    /// Layouts of queries, keys, values and the result, on the mesh of `base`.
+    /// Returns the layouts of queries, keys, values and the result, on the mesh of `base`.
     fn layouts(&self, base: &Layout, lead: &[Dim], queries: &Dim, keys: &Dim) -> [Layout; 4] {
         let with = |groups: i64, tokens: &Dim, features: i64| {
             let widen = |(index, dim): (usize, &Dim)| match Some(index) == self.heads {
@@ -207,7 +207,7 @@ impl Received {
 }
 
 impl Way {
-    /// Chooses the way that was asked for, or the one that moves least.
+    /// Chooses the requested way, or the one that moves the least data.
     fn choose(
         options: &AttentionOptions<'_>,
         shape: &Shape,

@@ -106,7 +106,7 @@ impl Windowed {
     }
 }
 
-/// Returns the input's indices that some of the result's need; they may lie beyond its ends.
+/// Returns the interval of input indices that an interval of the result needs; it may extend beyond the input's ends.
 fn window(geometry: &WindowGeometry, own: Interval) -> (i64, i64) {
     let first = own.start * geometry.stride - geometry.before;
     (first, first + (own.len - 1) * geometry.stride + geometry.reach())
