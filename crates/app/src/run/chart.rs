@@ -105,10 +105,12 @@ fn segment(canvas: &mut Canvas, from: (f64, f64), to: (f64, f64), colour: Rgb) {
 
 #[cfg(test)]
 mod tests {
+    use rstest::rstest;
+
     use super::*;
 
-    #[test]
-    fn curves_go_from_the_first_value_to_the_last() {
+    #[rstest]
+    fn curves_go_from_the_first_value_to_the_last(#[values(f64::NAN, f64::INFINITY)] diverged: f64) {
         let curve = |name, values: [Option<f64>; 3]| Curve { name, values: values.to_vec() };
         let chart = Chart {
             title: "u".to_owned(),
@@ -116,7 +118,7 @@ mod tests {
             places: vec![1.0, 2.0, 3.0],
             curves: vec![
                 curve("forecast", [Some(0.0), Some(1.0), Some(2.0)]),
-                curve("no change", [Some(2.0), None, Some(f64::NAN)]),
+                curve("no change", [Some(2.0), None, Some(diverged)]),
             ],
         };
         let canvas = canvas(&[chart]);
