@@ -68,8 +68,8 @@ pub use windowed::{Conv, Interpolation, PadMode, Padding, Pool, Resize};
 pub mod kernel {
     pub use crate::array::fourier::{Kind, Transform};
     pub use crate::array::{
-        as_complex, broadcast_to, check_picks, distances, from_rows, number, points_like, query_tiles,
-        resolve, rows_at, smallest, tile_boundaries,
+        as_complex, broadcast_to, check_picks, distances, from_rows, number, on_device, points_like,
+        query_tiles, resolve, rows_at, smallest, tile_boundaries,
     };
     pub use crate::dtypes::{Dtype, check_dtypes, check_number, least};
     pub use crate::error::{argument, named, refuse};

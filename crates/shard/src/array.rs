@@ -154,7 +154,7 @@ impl Convert for ShardTensor {
     forward! { to_kind(kind: tch::Kind) -> Self; }
 
     fn to_device(&self, device: Device) -> isobar_array::Result<Self> {
-        Ok(self.map("to_device", args!("device": format!("{device:?}")), |x| x.f_to(device))?)
+        Ok(self.map("to_device", args!("device": format!("{device:?}")), |x| kernel::on_device(x, device))?)
     }
 
     fn detach(&self) -> isobar_array::Result<Self> {
@@ -162,7 +162,7 @@ impl Convert for ShardTensor {
     }
 
     fn constant(&self, plain: &tch::Tensor) -> isobar_array::Result<Self> {
-        let here = crate::dense::named("constant", &[plain], plain.f_to(self.device()))?;
+        let here = crate::dense::named("constant", &[plain], kernel::on_device(plain, self.device()))?;
         Ok(Self::new(here, self.layout().replicated_shape(&plain.size())))
     }
 

@@ -354,3 +354,10 @@ unsafe extern "C" {
     pub(crate) fn isobar_set_deterministic(on: bool, error: *mut RawError);
     pub(crate) fn isobar_is_deterministic() -> bool;
 }
+
+unsafe extern "C" {
+    pub(crate) fn isobar_meta_enable(error: *mut RawError);
+    pub(crate) fn isobar_meta_live() -> i64;
+    pub(crate) fn isobar_meta_peak() -> i64;
+    pub(crate) fn isobar_meta_reset_peak();
+}

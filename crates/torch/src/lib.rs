@@ -6,6 +6,7 @@
 //! | [`guard`] | gradient mode and mixed precision, restored on drop; deterministic kernels |
 //! | [`observe`] | the first result that is not finite |
 //! | [`memory`] | owned memory handed to torch and back, a caching CPU allocator that counts, memory formats |
+//! | [`meta`] | tensors with a shape and without memory, and how many bytes they would take |
 //! | [`element`] | Rust's element types as torch dtypes, complex and bfloat16 included |
 //! | [`c10d`] | torch's gloo group |
 //! | [`cuda`] | streams, events and pinned memory, loaded at run time where there is a driver |
@@ -23,6 +24,7 @@ mod error;
 mod ffi;
 pub mod guard;
 pub mod memory;
+pub mod meta;
 pub mod observe;
 
 pub use element::{Complex32, Complex64, Element};

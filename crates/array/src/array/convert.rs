@@ -136,7 +136,7 @@ impl Convert for Tensor {
     }
 
     fn to_device(&self, device: Device) -> Result<Self> {
-        named("to_device", &[self], self.f_to_device(device))
+        named("to_device", &[self], on_device(self, device))
     }
 
     fn detach(&self) -> Result<Self> {
@@ -144,7 +144,7 @@ impl Convert for Tensor {
     }
 
     fn constant(&self, plain: &Tensor) -> Result<Self> {
-        named("constant", &[plain], plain.f_to(Tensor::device(self)))
+        named("constant", &[plain], on_device(plain, Tensor::device(self)))
     }
 
     fn contiguous(&self) -> Result<Self> {
@@ -165,6 +165,15 @@ impl Convert for Tensor {
     }
 }
 
+/// Returns the tensor on a device: itself where it is there. (libtorch copies a meta tensor, whose device `tch` knows by another name.)
+///
+/// # Errors
+///
+/// libtorch refuses: a device that is not there, or without memory.
+pub fn on_device(tensor: &Tensor, device: Device) -> Result<Tensor, TchError> {
+    if tensor.device() == device { Ok(tensor.shallow_clone()) } else { tensor.f_to_device(device) }
+}
+
 /// Views the last dim, real and imaginary parts, as complex numbers.
 ///
 /// # Errors
@@ -177,6 +186,9 @@ pub fn as_complex(pairs: &Tensor) -> Result<Tensor, TchError> {
     }
     // Vectorised complex kernels fault on memory that is not aligned to 16 bytes, as maps of files may be.
     let aligned = (pairs.data_ptr() as usize).is_multiple_of(16);
-    let copy = pairs.f_to_device_(Tensor::device(pairs), Tensor::kind(pairs), false, !aligned)?;
-    copy.f_contiguous()?.f_view_as_complex()
+    let pairs = match aligned {
+        true => pairs.shallow_clone(),
+        false => pairs.f_to_device_(Tensor::device(pairs), Tensor::kind(pairs), false, true)?,
+    };
+    pairs.f_contiguous()?.f_view_as_complex()
 }

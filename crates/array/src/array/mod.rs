@@ -34,7 +34,7 @@ use tch::{Device, Kind, Tensor};
 
 pub use attention::{Attention, AttentionOptions, AttentionStrategy};
 pub use convert::Convert;
-pub use convert::as_complex;
+pub use convert::{as_complex, on_device};
 pub use elementwise::{Binary, Comparison, Elementwise, Unary};
 pub use fields::{RunningStats, Windowed};
 pub use index::Index;

@@ -1,6 +1,7 @@
 //! Random tensors: each fills the window that the caller holds of a global tensor.
 
 use isobar_torch::memory::from_vec;
+use isobar_torch::meta;
 use tch::{Device, Kind, Tensor};
 
 use super::generator::{Generator, unit};
@@ -188,6 +189,9 @@ impl Generator {
         if !(0.0..=1.0).contains(&p) {
             return Err(random(what, format!("probability {p} is not in [0, 1]")));
         }
+        if device == meta::DEVICE {
+            return self.without_values(window, (kind, device));
+        }
         let chosen = |bits| unit(bits) < p;
         let tensor = if kind == Kind::Double {
             let values = self.values(window, |bits| if chosen(bits) { value } else { 0.0 });
@@ -209,6 +213,9 @@ impl Generator {
         double: impl Fn(u64) -> f64,
     ) -> Result<Tensor> {
         let tensor = match kind {
+            Kind::Double | Kind::Float | Kind::Half | Kind::BFloat16 if device == meta::DEVICE => {
+                return self.without_values(window, (kind, device));
+            }
             Kind::Double => from_vec(self.values(window, double), window.shape())?,
             Kind::Float | Kind::Half | Kind::BFloat16 => {
                 to_kind(from_vec(self.values(window, single), window.shape())?, kind)?
@@ -216,6 +223,12 @@ impl Generator {
             _ => return Err(random(what, format!("{kind:?} is not a floating dtype"))),
         };
         on_device(tensor, device)
+    }
+
+    /// Makes a meta tensor; the draw counts.
+    fn without_values(&self, window: &Window, options: (Kind, Device)) -> Result<Tensor> {
+        let _ = self.draw();
+        Tensor::f_empty(window.shape(), options).map_err(|source| refused("empty", source))
     }
 
     fn values<T: Clone + Default>(&self, window: &Window, value: impl Fn(u64) -> T) -> Vec<T> {

@@ -2,11 +2,12 @@
 //!
 //! A block is sent as its elements in row-major order, whatever its strides: directly from its memory if the backend
 //! supports that, otherwise packed. The choice depends on the block's shape alone, so both sides agree without
-//! communication.
+//! communication. A block without memory, on the meta device, is counted and not sent.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem::discriminant;
 
+use isobar_torch::meta::is_meta;
 use tch::{Device, Tensor};
 
 use crate::engine::call::Call;
@@ -59,6 +60,9 @@ impl<'a> Exchange<'a> {
             return Ok(());
         }
         self.sent += bytes;
+        if is_meta(block) {
+            return Ok(());
+        }
         let block = plain(block)?;
         if self.call.communicator_for(&block).is_some() {
             self.device_sends.push((peer, block.f_contiguous()?));
@@ -89,6 +93,9 @@ impl<'a> Exchange<'a> {
             return Ok(());
         }
         self.received += bytes;
+        if is_meta(block) {
+            return Ok(());
+        }
         if self.call.communicator_for(block).is_some() {
             let target = match block.is_contiguous() {
                 true => block.shallow_clone(),

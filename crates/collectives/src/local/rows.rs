@@ -86,11 +86,11 @@ pub(crate) fn add_up(
             continue;
         }
         let block = plain(block)?.f_to_kind(kind)?;
-        match (kind, first.device()) {
-            (Kind::Float, Device::Cpu) => {
+        match (kind, [first.device(), index.device()]) {
+            (Kind::Float, [Device::Cpu, Device::Cpu]) => {
                 add_rows::<f32>(&sum, dim, &index.f_contiguous()?, &block.f_contiguous()?)
             }
-            (Kind::Double, Device::Cpu) => {
+            (Kind::Double, [Device::Cpu, Device::Cpu]) => {
                 add_rows::<f64>(&sum, dim, &index.f_contiguous()?, &block.f_contiguous()?)
             }
             _ => drop(sum.f_index_add_(dim as i64, index, &block)?),

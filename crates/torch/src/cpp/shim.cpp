@@ -7,5 +7,6 @@
 #include "exit.cpp"
 #include "hooks.cpp"
 #include "memory.cpp"
+#include "meta.cpp"
 #include "observe.cpp"
 #include "storage.cpp"
