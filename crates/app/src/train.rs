@@ -10,15 +10,16 @@ use isobar_manager::config::{Resolved, agree};
 use isobar_manager::{DistributedManager, format_bytes, logging};
 use isobar_train::config::{CheckpointConfig, DataConfig, Predict, Resume};
 use isobar_train::{
-    BoxError, DataParallelConfig, Error, FieldLayout, FieldModel, FieldTask, FitConfig, Forward,
-    ProgressMode, Ranks, RunFolder, Signals, Stop, Summary, Variable, VariableError, fit, spectra_line,
+    BoxError, DataParallelConfig, Error, FieldLayout, FitConfig, Forward, ProgressMode, Ranks, RunFolder,
+    Signals, Stop, Summary, Variable, VariableError, fit, spectra_line,
 };
 
 use crate::check;
 use crate::config::{Config, ConfigArgs};
 use crate::run::errors::{self, Compared};
 use crate::run::{
-    self, Channels, Fields, Job, ModelMetadata, PER_RANK_KEYS, Place, Run, Scoring, Used, picture, scoring,
+    self, Channels, Fields, Job, ModelMetadata, PER_RANK_KEYS, Place, Run, Scoring, TaskRun, Used, picture,
+    scoring,
 };
 use crate::unused::unused;
 use isobar_command::exit::{Because, Exit};
@@ -210,61 +211,21 @@ impl Job for Training<'_> {
         F: Forward<L::Array>,
     {
         let Self { manager, config, text, signals, claimed, checkpoint, progress } = self;
-        let Run {
-            source,
-            layout,
-            window,
-            target_window,
-            positions,
-            statics,
-            forward,
-            params,
-            buffers,
-            regression,
-            ranks,
-            device,
-        } = run;
-        let Scoring { weights, report, .. } = Scoring::new(&source, config, &target_window, &ranks.world)?;
-        let (own, at_once) = at_once(&layout, &ranks, config, source.most_samples())?;
-        let options = (config.train.precision.kind(), device);
+        let scoring = Scoring::new(&run.source, config, &run.target_window, &run.ranks.world)?;
+        let (own, at_once) = at_once(&run.layout, &run.ranks, config, run.source.most_samples())?;
         let folder = config.run.folder();
         let place = Place {
-            window: &window,
-            target_window: &target_window,
-            options,
+            window: &run.window,
+            target_window: &run.target_window,
+            options: (config.train.precision.kind(), run.device),
             own,
             at_once,
             keep: Some(&folder),
         };
-        let fields = Fields::read_alike(&source, &config.data, &place, &ranks.world)?;
-        let reader = fields.reader;
-        let (input, target) = (fields.input, fields.target);
-        let (change, variables, titles) = (fields.change, source.variables()?, source.titles()?);
-        run::check_beside(&forward, [fields.forcing.as_ref(), fields.statics.as_ref()])?;
-        let positions = statics.behind(positions, fields.statics.as_ref(), options)?;
-        let roles = source.names.roles(&*source.data, &config.data, &window, fields.forcing.clone())?;
-        let missing = config.data.masks();
-        let task = FieldTask {
-            model: FieldModel {
-                forward,
-                layout,
-                positions,
-                change,
-                input,
-                target,
-                variables,
-                roles,
-                missing,
-            },
-            train: fields.train,
-            validation: fields.validation,
-            rollouts: fields.rollouts,
-            augment: config.data.augment.into(),
-            loss: config.train.loss.clone(),
-            weights,
-            report,
-            seed: config.run.seed,
-        };
+        let fields = Fields::read_alike(&run.source, &config.data, &place, &run.ranks.world)?;
+        let titles = run.source.titles()?;
+        let run = run.with_samples(fields, scoring, config)?;
+        let TaskRun { task, source, params, buffers, regression, ranks, forcing, fixed, reader } = run;
         tracing::info!(
             parameters = params.elements(),
             train = task.train.len(),
@@ -297,8 +258,8 @@ impl Job for Training<'_> {
                 target: task.model.target.clone(),
                 predict: config.data.predict,
                 change: task.model.change.clone(),
-                forcing: fields.forcing,
-                fixed: fields.statics,
+                forcing,
+                fixed,
                 variables: task.model.variables.clone(),
                 baseline: baseline.clone(),
             })?,
@@ -373,7 +334,7 @@ fn settings(data: &DataConfig) -> serde_json::Value {
 }
 
 /// The settings of the section, and those that the manager has.
-fn data_parallel(manager: &DistributedManager, config: &Config) -> DataParallelConfig {
+pub(crate) fn data_parallel(manager: &DistributedManager, config: &Config) -> DataParallelConfig {
     DataParallelConfig {
         broadcast_buffers: manager.broadcast_buffers(),
         find_unused_parameters: manager.find_unused_parameters(),

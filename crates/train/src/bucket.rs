@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use isobar_collectives::{Group, ReduceOp, Work, start};
 use isobar_torch::autograd::{self, BackwardOptions, HookHandle};
+use isobar_torch::meta::is_meta;
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::error::{Context, Error, Result};
@@ -349,8 +350,9 @@ impl Shared {
 
     /// The sum of all ranks' flags; that of their shares, and how far it may be off by rounding.
     fn flags_and_shares(&self) -> Result<(f64, (f64, f64))> {
-        // Without parameters nothing can be wrong.
-        let Some(words) = self.words() else { return Ok((0.0, (1.0, 0.0))) };
+        // Without parameters, or without values, nothing can be wrong.
+        let on_meta = self.buckets.last().is_some_and(|bucket| is_meta(&bucket.flat));
+        let Some(words) = self.words().filter(|_| !on_meta) else { return Ok((0.0, (1.0, 0.0))) };
         let read = words.and_then(|words| Ok((numbers(&words)?, words.kind())));
         let (words, kind) = read.context(|| "what ranks say beside their gradients".to_owned())?;
         let off = match kind {

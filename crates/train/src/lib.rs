@@ -145,7 +145,7 @@ pub use self::run_folder::RunFolder;
 pub use self::samples::SampleFingerprint;
 pub use self::stragglers::Straggler;
 pub use self::task::{BoxError, Coming, RolloutError, Scored, Step, Task};
-pub use self::trainer::{FitConfig, Summary, fit};
+pub use self::trainer::{FitConfig, StepPlan, Summary, fit, plan_step};
 pub use self::triggers::{Signals, Stop};
 pub use self::variables::{
     Variable, VariableError, checkpoint_error, errors_line, mean_errors, mean_relative, mean_spectrum,

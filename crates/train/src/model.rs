@@ -224,6 +224,11 @@ impl<A: Array> Regression<A> {
         Self { beside, ..self }
     }
 
+    /// Returns the normalizers of inputs and targets, and those of stored forcings and static fields, if there are some.
+    pub fn normalizers(&self) -> ([&Normalizer; 2], [Option<&Normalizer>; 2]) {
+        ([&self.input, &self.target], [self.beside[0].as_ref(), self.beside[1].as_ref()])
+    }
+
     /// Compares the normalisation of stored forcings and static fields, `[forcings, statics]`, with that of the denoiser's, which it is
     /// given.
     ///

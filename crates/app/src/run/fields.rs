@@ -11,11 +11,11 @@ use isobar_data::{
     Streamed, TargetWindow, TrainSteps, Window,
 };
 use isobar_train::SampleFingerprint;
-use isobar_train::config::DataConfig;
+use isobar_train::config::{DataConfig, Predict};
 use tch::{Device, Kind, Tensor};
 
 use super::all_ok;
-use super::roles::as_str;
+use super::roles::{as_str, channels};
 use super::scales::{Scales, check_same, scales_alike};
 use super::source::Source;
 use super::statics::Statics;
@@ -104,6 +104,53 @@ impl Fields {
         Ok(Self::of(train.into(), validation.into(), rollouts.map(Into::into), scales, None))
     }
 
+    /// Makes this rank's window of the samples, all values one, with normalizers of scale 1, and reads nothing. Samples take memory
+    /// only if they would be kept on the device.
+    pub(crate) fn planned(source: &Source, config: &DataConfig, place: &Place<'_>) -> Result<Self> {
+        let (kind, device) = place.options;
+        let names = &source.names;
+        let unread = |count: usize, frames: Option<usize>, channels: usize, window: &[Range<usize>]| {
+            let inner = frames.into_iter().chain([channels]).chain(window.iter().map(Range::len));
+            let shape: Vec<i64> = std::iter::once(count).chain(inner).map(|extent| extent as i64).collect();
+            match config.cache == Cache::All {
+                true => Tensor::f_ones(&shape[..], (kind, device)),
+                false => Tensor::f_ones(vec![1; shape.len()], (kind, device))?.f_expand(&shape[..], false),
+            }
+        };
+        let [inputs, targets] = [(&*source.data, &names.inputs), (&**source.targets(), &names.targets)]
+            .map(|(data, names)| channels(data, names));
+        let (inputs, targets, forcings) = (inputs?, targets?, channels(&*source.data, &names.forcings)?);
+        let Parts { train, validation, .. } = &source.parts;
+        let (train, validation, rollouts) = match source.has_steps() {
+            false => {
+                let pairs = |part: &Part| -> Result<InMemory> {
+                    let of = |channels, window| unread(part.samples.len(), None, channels, window);
+                    Ok(InMemory::pairs(of(inputs, place.window)?, of(targets, place.target_window)?)?)
+                };
+                (pairs(train)?, pairs(validation)?, None)
+            }
+            true => {
+                let frames = |part: &Part| -> Result<(Tensor, Vec<f64>)> {
+                    let times = part.data.times().unwrap_or_default();
+                    let stored = targets + forcings;
+                    Ok((unread(part.samples.len(), Some(times.len()), stored, place.window)?, times.to_vec()))
+                };
+                in_rollouts(config, &frames(train)?, &frames(validation)?)?
+            }
+        };
+        let scales = |channels: usize| Normalizer::of_scales(&vec![1.0; channels]);
+        let some = |channels: usize| (channels > 0).then(|| scales(channels)).transpose();
+        let is_change = source.has_steps() && config.predict == Predict::Change;
+        let scales = Scales {
+            input: scales(inputs)?,
+            target: scales(targets)?,
+            change: is_change.then(|| scales(inputs)).transpose()?,
+            forcing: some(forcings)?,
+        };
+        let fixed = some(channels(&*source.data, &names.statics)?)?;
+        Ok(Self::of(train.into(), validation.into(), rollouts.map(Into::into), (scales, fixed), None))
+    }
+
     fn of(
         train: Box<dyn Samples>,
         validation: Box<dyn Samples>,
@@ -143,16 +190,24 @@ fn in_memory(
         let values = part.data.read(&window, &all(part), &as_str(&stored))?;
         Ok((values.f_to_device(device)?.f_to_kind(kind)?, times.to_vec()))
     };
+    in_rollouts(config, &load(train)?, &load(validation)?)
+}
+
+/// Cuts trajectories, `[trajectory, frame, channel, spatial…]` with the times of their frames, into samples.
+fn in_rollouts(
+    config: &DataConfig,
+    train: &(Tensor, Vec<f64>),
+    validation: &(Tensor, Vec<f64>),
+) -> Result<Three<InMemory>> {
     let rollouts = |(values, times): &(Tensor, Vec<f64>), steps: usize, stride: usize| -> Result<InMemory> {
         Ok(InMemory::rollouts(values, steps, stride)?.with_times(times)?)
     };
-    let (train, validation) = (load(train)?, load(validation)?);
     // Frames of the history come before the steps.
     let (steps, past) = (config.validation_steps, past(config));
-    let long = (steps > 1).then(|| rollouts(&validation, past + steps, steps)).transpose()?;
+    let long = (steps > 1).then(|| rollouts(validation, past + steps, steps)).transpose()?;
     let train_steps = config.train_steps.after(past);
-    let train = rollouts(&train, train_steps.most(), 1)?.with_steps(train_steps)?;
-    Ok((train, rollouts(&validation, past + 1, 1)?, long))
+    let train = rollouts(train, train_steps.most(), 1)?.with_steps(train_steps)?;
+    Ok((train, rollouts(validation, past + 1, 1)?, long))
 }
 
 /// Number of input frames before the newest.

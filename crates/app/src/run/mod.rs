@@ -21,6 +21,7 @@ mod scales;
 pub(crate) mod scoring;
 mod source;
 mod statics;
+mod task;
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -53,6 +54,7 @@ pub(crate) use self::roles::as_str;
 pub(crate) use self::scoring::Scoring;
 pub(crate) use self::source::Source;
 pub(crate) use self::statics::Statics;
+pub(crate) use self::task::TaskRun;
 use crate::config::Config;
 use isobar_command::exit::{self, Because, Exit};
 
@@ -161,8 +163,17 @@ pub(crate) trait Job {
 
 /// Arranges the ranks, opens the data, makes the network, and does the job. All ranks call.
 pub(crate) fn with<J: Job>(manager: &DistributedManager, config: &Config, job: J) -> Result<J::Out> {
+    on_device(manager, config, manager.device(), job)
+}
+
+/// Does the job as [`with`] does, with the network on `device`. All ranks call.
+pub(crate) fn on_device<J: Job>(
+    manager: &DistributedManager,
+    config: &Config,
+    device: Device,
+    job: J,
+) -> Result<J::Out> {
     let arrangement = Arrangement::new(manager, config)?;
-    let device = manager.device();
     config.check_task()?;
     let world = manager.group(None)?;
     let first_stage = FirstStage::open(config, job.goes_on_from().as_deref(), &world)?;

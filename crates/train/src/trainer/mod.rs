@@ -5,6 +5,8 @@
 mod best;
 mod disk;
 mod memory;
+mod passes;
+mod planned;
 mod same_run;
 mod settings;
 mod step;
@@ -23,6 +25,8 @@ use isobar_manager::config::CheckChoice;
 use isobar_manager::logging::{Shown, show_where_nobody_does};
 use isobar_torch::guard::{Autocast, set_deterministic};
 use tch::Tensor;
+
+pub use self::planned::{StepPlan, plan_step};
 
 use self::best::{Best, RELATIVE};
 use self::same_run::{check_counts, check_same_run};

@@ -2,25 +2,17 @@
 
 use std::time::Instant;
 
-use isobar_array::Generator;
 use isobar_collectives::flight::Phase;
-use isobar_data::part;
-use tch::Tensor;
 
 use super::Run;
+use super::passes::{OwnLoss, Passes, own_passes};
 use crate::clip::unscale_and_clip;
 use crate::config::{Precision, TrainConfig};
 use crate::error::{Context, Error, Result};
 use crate::optim::Optimizer;
 use crate::replicas::check_replicas;
-use crate::task::{Coming, Step, Task, share};
+use crate::task::{Coming, Task};
 use crate::triggers::Requests;
-
-/// Results of a step's passes.
-struct Passes {
-    /// Losses of this rank's samples, and how many samples each is the mean of.
-    losses: Vec<(Tensor, usize)>,
-}
 
 /// Settings that may be the cause of a loss that is not finite.
 fn advice(step: u64, lr: f64, train: &TrainConfig) -> String {
@@ -138,78 +130,30 @@ impl<T: Task> Run<'_, T> {
     }
 
     fn announce_batches<'b>(&self, coming: Coming, batches: impl Iterator<Item = &'b Vec<usize>>) {
-        let passes = batches.flat_map(|batch| self.own_passes(batch));
+        let data = &self.ranks.data;
+        let passes = batches.flat_map(|batch| own_passes(batch, data, self.config.train.accumulate));
         let passes: Vec<&[usize]> =
             passes.map(|(samples, _)| samples).filter(|samples| !samples.is_empty()).collect();
         self.task.announce(coming, &passes);
     }
 
-    /// This rank's samples of each pass over a batch, and the place of the first of them in the batch.
-    fn own_passes<'b>(
-        &self,
-        batch: &'b [usize],
-    ) -> impl ExactSizeIterator<Item = (&'b [usize], usize)> + use<'b, T> {
-        let data = &self.ranks.data;
-        let own = part(batch, data.rank(), data.size());
-        let first = share(batch.len(), data.rank(), data.size()).start;
-        // More passes than samples have nothing to do.
-        let count = self.config.train.accumulate.min(batch.len().max(1));
-        (0..count).map(move |pass| {
-            let range = share(own.len(), pass, count);
-            (&own[range.clone()], first + range.start)
-        })
-    }
-
-    /// Forward and backward passes over this rank's samples of a batch: one after another over as many parts of them as gradients
-    /// are accumulated over. Gradients are those of the loss times `factor`.
-    fn passes(&self, epoch: u64, batch: &[usize], factor: f64) -> Result<Passes> {
-        self.mark(Phase::Data);
-        // Of the seed and the step alone, so that ranks without samples, which draw nothing, stay in step.
-        let seed = Generator::new(self.state.seed).fork("train");
-        self.parallel.zero_grad()?;
-        self.parallel.sync_buffers()?;
-        let passes = self.own_passes(batch);
-        let count = passes.len();
-        let mut losses = Vec::new();
-        for (pass, (samples, offset)) in passes.enumerate() {
-            self.mark(Phase::Forward);
-            // Random numbers go by a sample's place in the batch, whichever pass it is in.
-            let generator = seed.fork(&self.state.step.to_string());
-            let pair = match samples.is_empty() {
-                true => None,
-                false => {
-                    let step = Step {
-                        epoch,
-                        offset: offset as i64,
-                        total: batch.len() as i64,
-                        generator: &generator,
-                    };
-                    let _precision = self.precision()?;
-                    let loss = self.task.loss(step, samples);
-                    let pair = loss.and_then(|loss| Ok((loss, self.task.regularization()?)));
-                    Some(pair.map_err(|source| Error::Task { context: "the loss of a step", source })?)
-                }
-            };
-            self.mark(Phase::Backward);
-            let (own, last) = ((samples.len(), batch.len()), pass + 1 == count);
-            let loss =
-                pair.map(|(loss, term)| self.parallel.regularized(loss, term, own, factor)).transpose()?;
-            self.parallel.backward(loss.as_ref().map(|(loss, _)| loss), own, factor, last)?;
-            if let Some((loss, beside)) = loss {
-                let total = || match &beside {
-                    Some(term) => loss.f_detach()?.f_add(term),
-                    None => loss.f_detach(),
-                };
-                losses.push((total().context(|| "the loss of a step".to_owned())?, samples.len()));
-            }
-        }
-        Ok(Passes { losses })
+    /// The passes over a batch. Gradients are those of the loss times `factor`.
+    fn passes(&self, epoch: u64, batch: &[usize], factor: f64) -> Result<Vec<OwnLoss>> {
+        let passes = Passes {
+            task: self.task,
+            ranks: self.ranks,
+            train: &self.config.train,
+            parallel: &self.parallel,
+            seed: self.state.seed,
+            step: self.state.step,
+        };
+        passes.run((epoch, batch), factor, || self.precision(), |phase| self.mark(phase))
     }
 
     /// The loss over the global batch, the same on every rank; and what any rank is asked for.
-    fn global_mean(&mut self, passes: &Passes, global: usize, busy: f64) -> Result<(f64, Requests)> {
+    fn global_mean(&mut self, passes: &[OwnLoss], global: usize, busy: f64) -> Result<(f64, Requests)> {
         let mut own = 0.0;
-        for (loss, samples) in &passes.losses {
+        for (loss, samples) in passes {
             own += loss.f_double_value(&[]).context(|| "reading the loss".to_owned())? * *samples as f64;
         }
         let joined = self.triggers.join(&self.ranks.world, &self.ranks.data, own, busy)?;
