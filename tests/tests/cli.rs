@@ -221,3 +221,47 @@ fn documentation_names_every_command() {
         assert!(text.contains(&format!("isobar {command}")), "no page names `isobar {command}`");
     }
 }
+
+/// The page shows what the command prints.
+#[test]
+fn the_plan_of_the_docs() {
+    let page = fs::read_to_string(workspace().join("docs/training.md")).unwrap();
+    let (_, shown) = page.split_once("$ isobar plan ").unwrap();
+    let (line, shown) = shown.split_once('\n').unwrap();
+    let (want, _) = shown.split_once("\n```").unwrap();
+    let line = line.replace('\'', "");
+    let args: Vec<&str> = std::iter::once("plan").chain(line.split(' ')).collect();
+    let output = isobar(&args);
+    ends(&output, 0);
+    assert_eq!(stdout(&output).trim_end(), want);
+}
+
+/// A step without values takes the memory of one with values, as far as the CPU's kernels keep what others do.
+#[test]
+fn planned_memory_is_that_of_a_computed_step() {
+    for config in ["navier_stokes_unet", "shallow_water_pangu", "darcy_transolver", "darcy_fno"] {
+        let peak = |more: &[&str]| {
+            let file = format!("configs/{config}.toml");
+            let output = isobar(&[&["plan", &file, "--json", "--set", "train.batch_size=2"], more].concat());
+            ends(&output, 0);
+            let ranks: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            ranks[0]["peak"].as_f64().unwrap()
+        };
+        let ratio = peak(&[]) / peak(&["--compute"]);
+        assert!((0.9..1.1).contains(&ratio), "{config}: {ratio}");
+    }
+}
+
+#[test]
+fn plans_that_do_not_fit() {
+    let args = ["plan", "configs/darcy_fno.toml", "--memory"];
+    ends(&isobar(&[&args[..], &["1GiB"]].concat()), 0);
+    let output = isobar(&[&args[..], &["16MiB"]].concat());
+    ends(&output, 1);
+    assert!(
+        stderr(&output).contains("more than the 16MiB of --memory; use more ranks"),
+        "{}",
+        stderr(&output)
+    );
+    ends(&isobar(&[&args[..], &["much"]].concat()), 2);
+}

@@ -14,6 +14,7 @@ use crate::check::CheckArgs;
 use crate::checkpoint::CheckpointCommand;
 use crate::config::{Config, ConfigCommand};
 use crate::data::DataCommand;
+use crate::plan::PlanArgs;
 use crate::predict::PredictArgs;
 use crate::trace::TraceCommand;
 use crate::train::TrainArgs;
@@ -46,6 +47,14 @@ pub(crate) enum Command {
     /// the errors of each variable after each step (CSV).
     #[command(after_long_help = PREDICT_EXAMPLES)]
     Predict(PredictArgs),
+    /// Plan a training run: memory and communication of each rank, on one machine
+    ///
+    /// Runs two training steps on tensors that have a shape and no memory, one thread for each rank. Prints the peak memory of the
+    /// tensors of a rank over both, and the bytes that it sends and receives in the second. The data set is opened, its samples are not
+    /// read, and nothing is written. Workspaces of kernels and communication libraries, and host memory of streamed samples
+    /// (`data.host_memory`), are not counted.
+    #[command(after_long_help = PLAN_EXAMPLES)]
+    Plan(PlanArgs),
     /// Generate, inspect and convert data sets, and compute their statistics
     #[command(subcommand)]
     Data(DataCommand),
@@ -107,7 +116,7 @@ impl Cli {
 }
 
 fn with_key(mut error: clap::Error, words: &[OsString]) -> clap::Error {
-    let takes_keys = ["train", "predict", "check", "config"];
+    let takes_keys = ["train", "plan", "predict", "check", "config"];
     if error.kind() != ErrorKind::UnknownArgument
         || !words.get(1).is_some_and(|command| takes_keys.iter().any(|name| command == *name))
     {
@@ -144,6 +153,17 @@ Examples:
 Exit codes: 0 trained; 1 the loss is not finite, or another error; 2 wrong command line or configuration, or a folder that
 another run uses or has results in; 3 data or a checkpoint that cannot be used, files that cannot be written; 4 a rank was lost or timed out; 5 the ranks do not agree; 6 told to stop, and left a
 checkpoint.";
+
+const PLAN_EXAMPLES: &str = "\
+Examples:
+  On 16 ranks that split the fields:
+    isobar plan configs/darcy_afno.toml --ranks 16 --set 'distributed.mesh.names=[\"domain\"]'
+  A limit of 80 GiB a rank, on a mesh of 4 x 8:
+    isobar plan configs/navier_stokes_fno.toml --ranks 32 --memory 80GiB \\
+      --set 'distributed.mesh.names=[\"data\", \"domain\"]' --set 'distributed.mesh.shape=[4, 8]'
+
+Exit codes: 0 planned; 1 a step needs more than --memory, or an operator cannot run on the meta device; 2 wrong command line
+or configuration; 3 data that cannot be opened.";
 
 const LAUNCH_EXAMPLES: &str = "\
 Examples:

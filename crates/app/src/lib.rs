@@ -6,6 +6,7 @@ mod checkpoint;
 mod cli;
 mod config;
 mod data;
+mod plan;
 mod predict;
 mod run;
 mod trace;
@@ -127,6 +128,7 @@ fn run_command() -> ExitCode {
     }
     match &cli.command {
         Command::Train(args) => ended(train::command(args)),
+        Command::Plan(args) => ended(plan::command(args)),
         Command::Predict(args) => ended(predict::command(args)),
         Command::Data(command) => ended(data::run(command)),
         Command::Config(command) => ended(config::run(command)),
@@ -142,7 +144,7 @@ fn run_command() -> ExitCode {
 }
 
 /// Single-process commands, which join no ranks.
-const ALONE: [&str; 7] = ["check-files", "checkpoint", "config", "data", "launch", "trace", "verify"];
+const ALONE: [&str; 8] = ["check-files", "checkpoint", "config", "data", "launch", "plan", "trace", "verify"];
 
 /// Returns whether the command of this process joins the ranks of its launch.
 fn joins() -> bool {
