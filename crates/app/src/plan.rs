@@ -8,7 +8,7 @@ use isobar_collectives::threads;
 use isobar_data::{DataConfig, HostMemory};
 use isobar_manager::{DistributedManager, format_bytes};
 use isobar_torch::meta;
-use isobar_train::config::Precision;
+use isobar_train::config::{MetricsConfig, Precision};
 use isobar_train::{FieldLayout, FitConfig, Forward, StepPlan, plan_step};
 use serde::Serialize;
 use tch::Device;
@@ -133,18 +133,14 @@ fn plan_own(config: &Config, device: Device) -> Result<RankPlan> {
 
 /// Returns the plans of all ranks, or the first error; a rank's own error before one about another rank.
 fn all_or_first_error(plans: Vec<Result<RankPlan>>) -> Result<Vec<RankPlan>> {
-    let (mut all, mut first) = (Vec::with_capacity(plans.len()), None);
+    let (mut all, mut errors) = (Vec::with_capacity(plans.len()), Vec::new());
     for plan in plans {
         match plan {
             Ok(plan) => all.push(plan),
-            Err(error) if first.is_none() || exit::of(&error) != Exit::Lost => {
-                let has_own = first.as_ref().is_some_and(|first| exit::of(first) != Exit::Lost);
-                first = if has_own { first } else { Some(error) };
-            }
-            Err(_) => {}
+            Err(error) => errors.push(error),
         }
     }
-    first.map_or(Ok(all), Err)
+    errors.into_iter().min_by_key(|error| exit::of(error) == Exit::Lost).map_or(Ok(all), Err)
 }
 
 /// Takes a step without values.
@@ -167,7 +163,10 @@ impl Job for Planning<'_> {
         F: Forward<L::Array>,
     {
         let Self { manager, config } = self;
-        let scoring = Scoring::new(&run.source, config, &run.target_window, &run.ranks.world)?;
+        // Metrics are of validation; their climatology would be read.
+        let metrics = MetricsConfig { report: Vec::new(), ..config.metrics.clone() };
+        let unscored = Config { metrics, ..config.clone() };
+        let scoring = Scoring::new(&run.source, &unscored, &run.target_window, &run.ranks.world)?;
         let place = Place {
             window: &run.window,
             target_window: &run.target_window,
@@ -369,6 +368,14 @@ mod tests {
     #[test]
     fn the_mesh_says_how_many_ranks() {
         assert_eq!([&[2, 3][..], &[-1, 2], &[], &[i64::MAX, 4]].map(of_mesh), [6, 1, 1, 1]);
+    }
+
+    /// A climatology is the mean of all training samples, which no rank reads.
+    #[test]
+    fn metrics_read_nothing() {
+        let missing = r#"metrics.climatology="no/such/file.nc""#;
+        let config = config("shallow_water_pangu.toml", &[r#"metrics.report=["acc"]"#, missing]);
+        plan(&config, 1, meta::DEVICE).unwrap();
     }
 
     /// A rank's own error comes before the loss of another rank.
