@@ -18,7 +18,7 @@ use isobar_train::checkpoint::{CheckpointSelector, Checkpoints, Contents, Keep, 
 use isobar_train::config::{CheckpointConfig, MetricsConfig, Resume, SaveMode, TrainConfig};
 use isobar_train::{
     BoxError, Error, FitConfig, Parameter, Parameters, Precision, Ranks, Step, Summary, Task, VariableError,
-    fit,
+    fit, plan_step,
 };
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
@@ -156,6 +156,31 @@ fn the_curve_is_the_same_on_any_number_of_ranks(#[values(2, 3, 4)] ranks: usize)
         assert!((error - want).abs() <= 1e-10 * want);
     }
     assert!(expected.losses[11] < expected.losses[0]);
+}
+
+/// A planned step exchanges what a step of a run does, but for the loss and the requests that ranks tell each other.
+#[rstest]
+fn a_planned_step_is_a_step_of_a_run(#[values(2, 3)] ranks: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let after = |steps: u64| {
+        threads::run(ranks, DEADLINE, |world| {
+            let mut config = config(folder.path());
+            config.train.max_steps = Some(steps);
+            let _summary = run(&world, &config).unwrap();
+            world.traffic()
+        })
+    };
+    let planned = threads::run(ranks, DEADLINE, |world| {
+        let task = Square::new();
+        let ranks = Ranks::data_parallel(&world);
+        plan_step(&task, &task.params, &[], &ranks, &config(folder.path())).unwrap()
+    });
+    for ((one, two), plan) in after(1).into_iter().zip(after(2)).zip(planned) {
+        assert_eq!(plan.batch, 10);
+        assert_eq!(two.operations - one.operations, plan.traffic.operations + 1);
+        let told = two.received - one.received - plan.traffic.received;
+        assert!((1..100 * ranks as u64).contains(&told), "{told} bytes beside the step");
+    }
 }
 
 /// Ranks that reduced other buckets, or other numbers of steps, would wait for each other.
