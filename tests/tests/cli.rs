@@ -236,10 +236,11 @@ fn the_plan_of_the_docs() {
     assert_eq!(stdout(&output).trim_end(), want);
 }
 
-/// A step without values takes the memory of one with values, as far as the CPU's kernels keep what others do.
+/// A step without values takes the memory of one with values. Not for models with many convolutions, whose workspaces depend on the
+/// processor.
 #[test]
 fn planned_memory_is_that_of_a_computed_step() {
-    for config in ["navier_stokes_unet", "shallow_water_pangu", "darcy_transolver", "darcy_fno"] {
+    for config in ["shallow_water_pangu", "darcy_transolver", "darcy_fno"] {
         let peak = |more: &[&str]| {
             let file = format!("configs/{config}.toml");
             let output = isobar(&[&["plan", &file, "--json", "--set", "train.batch_size=2"], more].concat());
