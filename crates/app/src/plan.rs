@@ -14,7 +14,7 @@ use serde::Serialize;
 use tch::Device;
 
 use crate::config::{Config, ConfigArgs};
-use crate::run::{self, Fields, Job, Place, Run, Scoring, TaskRun};
+use crate::run::{self, Fields, Job, Run, Scoring, TaskRun};
 use crate::train::data_parallel;
 use isobar_command::exit::{self, Exit};
 use isobar_command::terminal;
@@ -167,17 +167,14 @@ impl Job for Planning<'_> {
         let metrics = MetricsConfig { report: Vec::new(), ..config.metrics.clone() };
         let unscored = Config { metrics, ..config.clone() };
         let scoring = Scoring::new(&run.source, &unscored, &run.target_window, &run.ranks.world)?;
-        let place = Place {
-            window: &run.window,
-            target_window: &run.target_window,
-            options: (config.train.precision.kind(), run.device),
-            own: config.train.batch_size,
-            at_once: config.train.batch_size,
-            keep: None,
-        };
         // The longest samples of a schedule.
         let data = DataConfig { train_steps: config.data.train_steps.most().into(), ..config.data.clone() };
-        let mut fields = Fields::planned(&run.source, &data, &place)?;
+        let mut fields = Fields::planned(
+            &run.source,
+            &data,
+            [&run.window, &run.target_window],
+            (config.train.precision.kind(), run.device),
+        )?;
         // A second stage has the scales of the first.
         if let Some(([input, target], [forcing, statics])) =
             run.forward.regression().map(|first| first.normalizers())

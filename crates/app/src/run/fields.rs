@@ -106,8 +106,12 @@ impl Fields {
 
     /// Makes this rank's window of the samples, all values one, with normalizers of scale 1, and reads nothing. Samples take memory
     /// only if they would be kept on the device.
-    pub(crate) fn planned(source: &Source, config: &DataConfig, place: &Place<'_>) -> Result<Self> {
-        let (kind, device) = place.options;
+    pub(crate) fn planned(
+        source: &Source,
+        config: &DataConfig,
+        [window, target_window]: [&[Range<usize>]; 2],
+        (kind, device): (Kind, Device),
+    ) -> Result<Self> {
         let names = &source.names;
         let unread = |count: usize, frames: Option<usize>, channels: usize, window: &[Range<usize>]| {
             let inner = frames.into_iter().chain([channels]).chain(window.iter().map(Range::len));
@@ -125,7 +129,7 @@ impl Fields {
             false => {
                 let pairs = |part: &Part| -> Result<InMemory> {
                     let of = |channels, window| unread(part.samples.len(), None, channels, window);
-                    Ok(InMemory::pairs(of(inputs, place.window)?, of(targets, place.target_window)?)?)
+                    Ok(InMemory::pairs(of(inputs, window)?, of(targets, target_window)?)?)
                 };
                 (pairs(train)?, pairs(validation)?, None)
             }
@@ -133,7 +137,7 @@ impl Fields {
                 let frames = |part: &Part| -> Result<(Tensor, Vec<f64>)> {
                     let times = part.data.times().unwrap_or_default();
                     let stored = targets + forcings;
-                    Ok((unread(part.samples.len(), Some(times.len()), stored, place.window)?, times.to_vec()))
+                    Ok((unread(part.samples.len(), Some(times.len()), stored, window)?, times.to_vec()))
                 };
                 in_rollouts(config, &frames(train)?, &frames(validation)?)?
             }

@@ -56,8 +56,9 @@ impl StepPlan {
     }
 }
 
-/// Runs two training steps on the first batch as [`fit`](crate::fit) does, and returns the peak memory over both, and the traffic of the second. It writes
-/// nothing, validates nothing, and leaves out what `fit` tells the other ranks about a step (its loss, requests for checkpoints).
+/// Runs two training steps on the first batch as [`fit`](crate::fit) does, and returns the peak memory over both, and the traffic
+/// of the second. It writes nothing, validates nothing, and leaves out what `fit` tells the other ranks about a step (its loss,
+/// requests for checkpoints).
 ///
 /// With parameters and samples on the [meta device](meta), nothing is computed or sent, and memory is that of this thread's meta
 /// tensors; workspaces of kernels and communication libraries are not counted. On the CPU it is what the
@@ -65,7 +66,8 @@ impl StepPlan {
 ///
 /// # Errors
 ///
-/// Those of [`fit`](crate::fit) before its first step, and on the meta device an operator that needs the values of its inputs.
+/// Those of [`fit`](crate::fit) before its first step, on the meta device an operator that needs the values of its inputs, and
+/// parameters on another device, whose memory nobody counts.
 pub fn plan_step(
     task: &impl Task,
     params: &Parameters,
@@ -91,7 +93,7 @@ fn steps(
 ) -> Result<StepPlan> {
     config.check()?;
     let train = &config.train;
-    let meter = Meter::of(params);
+    let meter = Meter::of(params)?;
     let size = |tensor: &Tensor| memory::nbytes(tensor) as u64;
     let buffer_bytes: u64 = buffers.iter().map(|(_, buffer)| size(buffer)).sum();
     let bytes =
@@ -139,12 +141,21 @@ struct Meter {
 
 impl Meter {
     /// The meter of the device of the parameters.
-    fn of(params: &Parameters) -> Self {
-        match params.iter().next().map(|param| param.tensor.device()) {
-            Some(Device::Cpu) => {
-                Self { live: memory::live_bytes, peak: memory::peak_bytes, reset_peak: memory::reset_peak }
+    fn of(params: &Parameters) -> Result<Self> {
+        match params.iter().next().map_or(Device::Cpu, |param| param.tensor.device()) {
+            Device::Cpu => Ok(Self {
+                live: memory::live_bytes,
+                peak: memory::peak_bytes,
+                reset_peak: memory::reset_peak,
+            }),
+            meta::DEVICE => {
+                Ok(Self { live: meta::live_bytes, peak: meta::peak_bytes, reset_peak: meta::reset_peak })
             }
-            _ => Self { live: meta::live_bytes, peak: meta::peak_bytes, reset_peak: meta::reset_peak },
+            other => Err(Error::invalid(
+                "the device of the parameters of a planned step",
+                format!("{other:?}"),
+                "the CPU or the meta device (`isobar_torch::meta::DEVICE`)",
+            )),
         }
     }
 }
