@@ -102,9 +102,6 @@ pub(crate) enum Command {
     /// One rank of `verify`
     #[command(hide = true)]
     VerifyRank(RankArgs),
-    /// Helper process that reads HDF5 files before another one opens them
-    #[command(hide = true)]
-    CheckFiles,
 }
 
 impl Cli {

@@ -119,8 +119,6 @@ fn run_command() -> ExitCode {
             return Exit::Usage.into();
         }
     };
-    // This path finds the program even if its file was replaced meanwhile.
-    isobar_data::check_files_with("/proc/self/exe", ["check-files"]);
     if matches!(cli.command, Command::Predict(_) | Command::Data(_) | Command::Checkpoint(_))
         && let Err(error) = isobar_manager::remove_partial_outputs()
     {
@@ -139,12 +137,11 @@ fn run_command() -> ExitCode {
         Command::Verify(args) => ended(isobar_verify::run(args)),
         Command::Trace(command) => ended(trace::run(command)),
         Command::VerifyRank(args) => ended(isobar_verify::run_rank(args)),
-        Command::CheckFiles => isobar_data::serve_file_checks(),
     }
 }
 
 /// Single-process commands, which join no ranks.
-const ALONE: [&str; 8] = ["check-files", "checkpoint", "config", "data", "launch", "plan", "trace", "verify"];
+const ALONE: [&str; 7] = ["checkpoint", "config", "data", "launch", "plan", "trace", "verify"];
 
 /// Returns whether the command of this process joins the ranks of its launch.
 fn joins() -> bool {

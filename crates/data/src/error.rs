@@ -59,7 +59,7 @@ pub enum Error {
         /// Bytes in the file.
         found: u64,
     },
-    /// The helper process that read the file crashed or exceeded a limit: see [`check_files_with`](crate::check_files_with).
+    /// The helper process that reads each HDF5 and NetCDF-4 file first crashed on it or exceeded a limit.
     #[error("{}: {problem}; the file seems damaged: copy or download it again", path.display())]
     Rejected {
         /// The file.

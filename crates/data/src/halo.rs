@@ -68,6 +68,11 @@ impl HaloWindow {
         Ok(Self { frames: window.frames.clone(), dims: dims.collect() })
     }
 
+    /// The same rows of other frames.
+    pub(crate) fn at(&self, frames: Range<usize>) -> Self {
+        Self { frames, ..self.clone() }
+    }
+
     /// Number of rows along each spatial dim, halo included.
     pub fn extents(&self) -> Vec<usize> {
         self.dims.iter().map(Rows::count).collect()

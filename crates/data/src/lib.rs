@@ -21,7 +21,6 @@
 //! | [`Sampler`], [`part`], [`split`] | the same global batches on 1 and N ranks, and a rank's part of each |
 //! | [`Augment`] | random symmetries |
 //! | [`WriterFormat`], [`register_writer!`] | a format that data sets are written in |
-//! | [`check_files_with`], [`serve_file_checks`] | a helper process that reads HDF5 files first: damaged ones crash only it |
 //! | [`summarize`] | statistics of variables and of their changes, weighted by cell area |
 //! | [`generate`], [`coarse_fields`], [`block_means`] | generators of data sets; inputs of super-resolution |
 //!
@@ -62,6 +61,7 @@ mod registry;
 mod runs;
 mod sampler;
 mod samples;
+mod spare;
 mod stats;
 mod steps;
 mod stream;
@@ -89,8 +89,6 @@ pub use format::zarr::remote_stamp;
 pub use gaps::{missing_frames, usual_step};
 pub use grid::{DataVariable, Dim, Levels, PredictionMeta};
 pub use halo::HaloWindow;
-pub use hdf5::isolation::check_files_with;
-pub use hdf5::serve::serve_file_checks;
 #[doc(hidden)]
 pub use inventory;
 pub use joined::{DataPath, Join};

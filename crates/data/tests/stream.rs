@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use isobar_data::{
-    Account, DataConfig, DataPortion, DataVariable, Dataset, Dim, Error, HostMemory, InMemory, Reader,
-    ReaderOptions, Request, Result, Sampler, Samples, Statistics, StreamOptions, Streamed, TrainSteps,
-    Window, check_window, choose, part,
+    Account, DataConfig, DataPortion, DataVariable, Dataset, Dim, Error, HaloWindow, HostMemory, InMemory,
+    Reader, ReaderOptions, Request, Result, Sampler, Samples, Statistics, StreamOptions, Streamed,
+    TrainSteps, Window, check_window, choose, part,
 };
 use proptest::prelude::*;
 use rstest::rstest;
@@ -127,14 +127,15 @@ impl Dataset for Numbers {
     }
 }
 
-/// Reads a part of a data set into memory.
+/// Reads a part of a data set into memory, with the halo of the options.
 fn in_memory(data: &dyn Dataset, samples: Range<usize>, options: &StreamOptions) -> Result<InMemory> {
     let names = |names: &[String]| names.to_vec();
     let (inputs, targets) = (names(&options.inputs), names(&options.targets));
     let samples: Vec<usize> = samples.collect();
     let read = |frames: Range<usize>, names: &[String]| {
-        let window = Window { frames, points: options.window.clone() };
-        data.read(&window, &samples, &names.iter().map(String::as_str).collect::<Vec<_>>())
+        let halo = if options.halo.is_empty() { vec![0; options.window.len()] } else { options.halo.clone() };
+        let window = HaloWindow::new(data, &Window { frames, points: options.window.clone() }, &halo)?;
+        window.read(data, &samples, &names.iter().map(String::as_str).collect::<Vec<_>>())
     };
     match data.times() {
         None => InMemory::pairs(read(0..1, &inputs)?.select(1, 0), read(0..1, &targets)?.select(1, 0)),
@@ -165,6 +166,34 @@ fn options(window: &[Range<usize>], pairs: bool, steps: usize) -> StreamOptions 
 
 fn reader(bytes: u64, workers: usize, keep: bool) -> Arc<Reader> {
     Arc::new(Reader::new(ReaderOptions { host_memory: HostMemory::new(bytes), workers, keep }).unwrap())
+}
+
+/// The halo around the ends of a periodic dim and that within the field are read with the window, and counted as memory.
+#[rstest]
+fn batches_have_the_halo_that_is_asked_for(
+    #[values(false, true)] pairs: bool,
+    #[values(false, true)] keep: bool,
+    #[values([1, 2], [0, 0], [7, 9])] halo: [usize; 2],
+) {
+    let mut numbers = Numbers::new(3, (!pairs).then_some(4), [5, 6]);
+    numbers.dims[0].periodic = true;
+    let data: Arc<dyn Dataset> = Arc::new(numbers);
+    let options = StreamOptions { halo: halo.to_vec(), ..options(&[0..2, 2..4], pairs, 1) };
+    let memory = in_memory(&*data, 0..3, &options).unwrap();
+    let reader = reader(1 << 20, 1, keep);
+    let streamed = Streamed::new(&reader, (data.clone(), 0..3), &options).unwrap();
+    let request = Request { samples: vec![2, 0], steps: 1 };
+    streamed.announce(vec![request.clone()]);
+    assert_same(&streamed, &memory, &request);
+    let extents = [2 + 2 * halo[0], (4 + halo[1]).min(6) - 2_usize.saturating_sub(halo[1])];
+    let batch = streamed.take(&request).unwrap();
+    assert_eq!(batch.input.size()[2..], extents.map(|extent| extent as i64));
+    assert_eq!(batch.targets[0].size()[2..], batch.input.size()[2..]);
+    assert_eq!(reader.account().read % (extents[0] * extents[1]) as u64, 0);
+
+    let wrong = StreamOptions { halo: vec![1], ..options };
+    let error = Streamed::new(&reader, (data, 0..3), &wrong).unwrap_err().to_string();
+    assert!(error.contains("halo widths [1] were given for 2 spatial dims"), "{error}");
 }
 
 proptest! {

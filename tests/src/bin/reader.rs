@@ -3,8 +3,7 @@
 //! says. Prints each number before it reads, and at the end how many copies were read, how many of those with the values of
 //! the original, how many the helper did not survive, and the most memory that it had, in KiB. An error that does not name the file is its own end.
 //!
-//! A process of its own: the test that starts this one sees where it crashes. As `isobar` does, it lets a helper process read
-//! each HDF5 file first, `reader check-files`.
+//! A process of its own: the test that starts this one sees where it crashes.
 #![expect(clippy::print_stdout, reason = "its report is its standard output")]
 
 use std::fs;
@@ -13,14 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use isobar_data::{DataConfig, Error, Window, check_files_with, serve_file_checks};
+use isobar_data::{DataConfig, Error, Window};
 
 fn main() -> Result<ExitCode> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    if args == ["check-files"] {
-        return Ok(serve_file_checks());
-    }
-    check_files_with("/proc/self/exe", ["check-files"]);
     let [config, path, numbers @ ..] = &args[..] else { bail!("usage: reader CONFIG PATH SEED FROM TO") };
     let numbers: Vec<u64> = numbers.iter().map(|number| number.parse()).collect::<Result<_, _>>()?;
     let [seed, from, to] = numbers[..] else { bail!("usage: reader CONFIG PATH SEED FROM TO") };

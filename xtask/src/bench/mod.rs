@@ -166,7 +166,7 @@ pub(crate) struct Options {
     /// Only attention against the number of tokens, on 1, 2 and 4 ranks: tables, and a chart (about an hour on two cores)
     #[arg(long, conflicts_with_all = ["cases", "data", "models", "check", "memory", "streamed"])]
     attention: bool,
-    /// Only a training step with streamed samples, beside the same step with samples in memory
+    /// Only a training step with streamed samples, beside the same step with samples in memory, on one rank and on `--ranks`
     #[arg(long, conflicts_with_all = ["cases", "data", "memory", "models"])]
     streamed: bool,
 }
@@ -201,7 +201,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     if options.streamed {
         build(&machine)?;
-        return streamed::run(options.rounds, options.check);
+        return streamed::run(options.ranks, options.rounds, options.check);
     }
     let of_models = models::rows()?;
     let listed = CASES.iter().map(|&(name, peer, least)| Row { name, peer, least });

@@ -1,4 +1,5 @@
-//! `cargo xtask bench --streamed`: a training step with streamed samples, beside the same step with samples in memory.
+//! `cargo xtask bench --streamed`: a training step with streamed samples, beside the same step with samples in memory, on one rank
+//! and on several that share the fields.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::median;
+use super::{median, mpirun};
 use crate::run::{ROOT, run as run_command};
 
 /// Largest ratio of the step times that the project accepts.
@@ -23,23 +24,34 @@ const FEW: usize = 1;
 /// Step time and peak memory of one run.
 struct Steps {
     seconds: f64,
-    /// Largest resident memory of the process.
+    /// Largest resident memory of a rank.
     peak_mib: f64,
 }
 
-/// Makes the data sets, times both steps, and prints a table.
+/// Makes the data sets, times both steps on one rank and on `ranks`, and prints a table for each.
 ///
 /// # Errors
 ///
 /// A command fails, or, with `check`, a limit is exceeded.
-pub(super) fn run(rounds: usize, check: bool) -> Result<()> {
+pub(super) fn run(ranks: usize, rounds: usize, check: bool) -> Result<()> {
     let (all, few) = (made("trajectories", TRAJECTORIES)?, made("few", FEW)?);
+    let counts = if ranks == 1 { vec![1] } else { vec![1, ranks] };
+    let fit =
+        counts.into_iter().map(|ranks| is_within(ranks, rounds, &all, &few)).collect::<Result<Vec<_>>>()?;
+    ensure!(!check || fit.iter().all(|fit| *fit), "the streamed step exceeds its limit of time or memory");
+    Ok(())
+}
+
+/// Prints the table for some ranks, and returns whether the streamed step is within its limits.
+fn is_within(ranks: usize, rounds: usize, all: &Path, few: &Path) -> Result<bool> {
+    println!("ranks: {ranks}");
+    let steps = |file: &Path, sets: &[String]| steps(ranks, file, sets);
     let streamed = ["data.cache=none".to_owned(), format!("data.host_memory={BUDGET_MIB}MiB")];
-    let step = steps(&few, &["train.max_steps=5".to_owned()])?;
+    let step = steps(few, &["train.max_steps=5".to_owned()])?;
     let (mut memory, mut stream, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for round in 1..=rounds {
         eprintln!("round {round} of {rounds}");
-        let [own, read] = [steps(&all, &[])?, steps(&all, &streamed)?];
+        let [own, read] = [steps(all, &[])?, steps(all, &streamed)?];
         ratios.push(read.seconds / own.seconds);
         memory.push(own);
         stream.push(read);
@@ -57,15 +69,12 @@ pub(super) fn run(rounds: usize, check: bool) -> Result<()> {
         "peak {peak:.0} MiB (at most {most:.0}: the budget and {:.0} MiB of the step alone)",
         step.peak_mib
     );
-    ensure!(!check || ratio <= MOST && peak <= most, "the streamed step exceeds its limit of time or memory");
-    Ok(())
+    Ok(ratio <= MOST && peak <= most)
 }
 
-/// The program, in the folder of the workspace.
-fn isobar() -> Command {
-    let mut command = Command::new(ROOT.join("target/release/isobar"));
-    command.current_dir(&*ROOT).env("OMP_NUM_THREADS", "1");
-    command
+/// The program.
+fn program() -> PathBuf {
+    ROOT.join("target/release/isobar")
 }
 
 /// Returns the path of a file of trajectories, which is made if it is missing.
@@ -74,34 +83,41 @@ fn made(name: &str, trajectories: usize) -> Result<PathBuf> {
     if !file.is_file() {
         let sets =
             [format!("samples={trajectories}"), "dims=2".into(), "points=256".into(), "frames=51".into()];
-        let mut make = isobar();
-        make.args(["data", "make", "advection_diffusion", "--out"]).arg(&file);
+        let mut make = Command::new(program());
+        make.current_dir(&*ROOT).args(["data", "make", "advection_diffusion", "--out"]).arg(&file);
         run_command(make.args(sets.iter().flat_map(|set| ["--set", set])))?;
     }
     Ok(file)
 }
 
 /// Trains some steps on a file.
-fn steps(file: &Path, sets: &[String]) -> Result<Steps> {
+fn steps(ranks: usize, file: &Path, sets: &[String]) -> Result<Steps> {
     let output = ROOT.join("target/bench/runs");
     let own = [format!("data.path={}", file.display()), format!("run.output={}", output.display())];
-    let mut train = isobar();
-    train.args(["train", "benches/streamed.toml", "--overwrite"]);
+    let mut train = mpirun(&ranks.to_string());
+    train.current_dir(&*ROOT).env("OMP_NUM_THREADS", "1").arg(program());
+    train.args([
+        "train",
+        "benches/streamed.toml",
+        "--overwrite",
+        "--set",
+        r#"distributed.mesh.names=["domain"]"#,
+    ]);
     train.args(own.iter().chain(sets).flat_map(|set| ["--set", set]));
     fs::create_dir_all(&output).with_context(|| format!("make {}", output.display()))?;
     let said = output.join("said");
     train.stdout(Stdio::null()).stderr(File::create(&said)?);
     let mut child =
         train.spawn().context("start `isobar train`; see whether target/release/isobar is there")?;
-    let status = PathBuf::from(format!("/proc/{}/status", child.id()));
-    let mut peak_mib = 0.0;
+    let mut peak_mib: f64 = 0.0;
     let ended = loop {
         if let Some(ended) = child.try_wait()? {
             break ended;
         }
-        peak_mib = fs::read_to_string(&status).ok().and_then(|text| peak(&text)).unwrap_or(peak_mib);
+        peak_mib = peaks(child.id()).fold(peak_mib, f64::max);
         thread::sleep(Duration::from_millis(20));
     };
+    ensure!(!ended.success() || peak_mib > 0.0, "mpirun started no rank as its child");
     ensure!(ended.success(), "`isobar train` failed ({ended})\n{}", fs::read_to_string(&said)?);
     // Speeds are averages over ten seconds; those of the first half also include the start.
     let metrics = fs::read_to_string(output.join("streamed/metrics.jsonl"))?;
@@ -114,6 +130,14 @@ fn steps(file: &Path, sets: &[String]) -> Result<Steps> {
 
 /// Samples of a step in benches/streamed.toml.
 const BATCH: f64 = 8.0;
+
+/// Returns the peak resident memory of each rank that `mpirun`, the process `launcher`, has started, in MiB.
+fn peaks(launcher: u32) -> impl Iterator<Item = f64> {
+    let parent = format!("PPid:\t{launcher}\n");
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let statuses = processes.filter_map(|process| fs::read_to_string(process.path().join("status")).ok());
+    statuses.filter(move |status| status.contains(&parent)).filter_map(|status| peak(&status))
+}
 
 /// Returns the peak resident memory in the text of Linux's `/proc/PID/status`, in MiB.
 fn peak(status: &str) -> Option<f64> {

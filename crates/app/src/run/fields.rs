@@ -236,6 +236,7 @@ fn streamed(
     let of = |part: &Part, steps: &TrainSteps, stride: usize| {
         let options = StreamOptions {
             window: place.window.to_vec(),
+            halo: Vec::new(),
             inputs: inputs.clone(),
             targets: targets.clone(),
             targets_from: part

@@ -229,7 +229,7 @@ mod tests {
         }
         drop(file);
         let number = |name: &str| {
-            let node = Node::open(&path).unwrap();
+            let node = Node::open_directly(&path).unwrap();
             Attributes::of_group(&node).number(name)
         };
         assert_eq!(number("a7").unwrap(), 7.0);

@@ -17,6 +17,7 @@ use super::storage::{filters, misfit};
 use super::unpack::{Step, unpack};
 use crate::boxes::{copy, extents, indices, shared, touched};
 use crate::dtype::{Dtype, NumberKind, Values};
+use crate::spare::{buffer, keep};
 use crate::{Error, Result};
 
 /// Capacity in bytes of a dataset's cache of unpacked chunks: that of HDF5 2.0.
@@ -99,13 +100,16 @@ impl Stored {
         let fits = window.len() == self.chunk.len() && window.iter().zip(&self.shape).all(inside);
         let Some(dtype) = self.dtype.filter(|_| fits && self.packed.is_some()) else { return Ok(None) };
         let cut = extents(window);
-        let mut out = vec![0; cut.iter().product::<usize>() * self.width];
+        let failed = |error| Error::io(&self.path, "take memory for what is read of it", error);
+        let mut out = buffer(cut.iter().product::<usize>() * self.width).map_err(failed)?;
         for index in indices(&touched(window, &self.chunk)) {
             let Some(chunk) = self.kept(&index)? else { return Ok(None) };
             let (inside, outside) = shared(window, &self.chunk, &index);
             copy(self.width, (&chunk, &self.chunk, &inside), (&mut out, &cut, &outside));
         }
-        Ok(Some(dtype.decode(&out)))
+        let values = dtype.decode(&out);
+        keep(out);
+        Ok(Some(values))
     }
 
     /// Rejects a window that overlaps a chunk which does not unpack to its shape, before the library unpacks it.
@@ -148,6 +152,9 @@ impl Stored {
         while kept.bytes > KEPT {
             let Some((_, oldest)) = kept.chunks.pop_front() else { break };
             kept.bytes -= oldest.len();
+            if let Some(oldest) = Arc::into_inner(oldest) {
+                keep(oldest);
+            }
         }
         Ok(Some(chunk))
     }

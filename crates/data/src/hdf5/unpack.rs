@@ -1,6 +1,10 @@
 //! Decoding of HDF5's chunk filters: shuffle, deflate and Fletcher32, in memory of a size that is known in advance.
 
-use zlib_rs::{Inflate, InflateFlush, Status};
+use std::cell::RefCell;
+
+use libdeflater::{DecompressionError, Decompressor};
+
+use crate::spare::{buffer, keep};
 
 /// Filter of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,8 +39,8 @@ pub(super) fn unpack(
     let mut chunk = packed;
     for (_, step) in steps.iter().enumerate().rev().filter(|(at, _)| applied(*at)) {
         chunk = match step {
-            Step::Shuffle => unshuffle(&chunk, width),
-            Step::Deflate => inflate(&chunk, most)?,
+            Step::Shuffle => replaced(chunk, |chunk| unshuffle(chunk, width))?,
+            Step::Deflate => replaced(chunk, |chunk| inflate(chunk, most))?,
             Step::Fletcher32 => verified(chunk)?,
         };
         if chunk.len() > most {
@@ -50,30 +54,38 @@ pub(super) fn unpack(
     }
 }
 
+/// Makes a chunk of another, whose memory is kept for the next.
+fn replaced(chunk: Vec<u8>, make: impl FnOnce(&[u8]) -> Result<Vec<u8>, String>) -> Result<Vec<u8>, String> {
+    let made = make(&chunk);
+    keep(chunk);
+    made
+}
+
 /// Inflates a stream to at most `most + 1` bytes.
 fn inflate(packed: &[u8], most: usize) -> Result<Vec<u8>, String> {
-    let mut out = vec![0; most + 1];
-    let mut stream = Inflate::new(true, 15);
-    let status = stream.decompress(packed, &mut out, InflateFlush::Finish);
-    let length = stream.total_out() as usize;
-    match status {
-        Ok(Status::StreamEnd) => {}
-        // The caller rejects it for its length.
-        _ if length > most => {}
-        Ok(_) => return Err("is cut off".to_owned()),
-        Err(error) => return Err(format!("cannot be inflated ({})", error.as_str())),
+    thread_local! {
+        /// One for all chunks of a thread: to make one takes time.
+        static INFLATE: RefCell<Decompressor> = RefCell::new(Decompressor::new());
     }
-    out.truncate(length);
+    let mut out = buffer(most + 1).map_err(|error| error.to_string())?;
+    match INFLATE.with_borrow_mut(|inflate| inflate.zlib_decompress(packed, &mut out)) {
+        Ok(length) => out.truncate(length),
+        // The caller rejects it for its length.
+        Err(DecompressionError::InsufficientSpace) => {}
+        Err(DecompressionError::BadData) => {
+            return Err("cannot be inflated; it is damaged or cut off".to_owned());
+        }
+    }
     Ok(out)
 }
 
 /// Puts the bytes of each value of `width` bytes side by side. Bytes after the last value stay at the end.
-fn unshuffle(shuffled: &[u8], width: usize) -> Vec<u8> {
+fn unshuffle(shuffled: &[u8], width: usize) -> Result<Vec<u8>, String> {
     let count = shuffled.len() / width.max(1);
     if width <= 1 || count <= 1 {
-        return shuffled.to_vec();
+        return Ok(shuffled.to_vec());
     }
-    let mut out = vec![0; shuffled.len()];
+    let mut out = buffer(shuffled.len()).map_err(|error| error.to_string())?;
     match width {
         2 => interleave::<2>(shuffled, count, &mut out),
         4 => interleave::<4>(shuffled, count, &mut out),
@@ -86,7 +98,7 @@ fn unshuffle(shuffled: &[u8], width: usize) -> Vec<u8> {
     }
     let whole = count * width;
     out[whole..].copy_from_slice(&shuffled[whole..]);
-    out
+    Ok(out)
 }
 
 /// Does the work of [`unshuffle`] for a width that the compiler knows.
@@ -149,7 +161,7 @@ mod tests {
     #[case(4, b"aebfcgdhxyz", b"abcdefghxyz")]
     #[case(8, b"abcdefgh", b"abcdefgh")]
     fn bytes_of_values_come_together(#[case] width: usize, #[case] shuffled: &[u8], #[case] expected: &[u8]) {
-        assert_eq!(unshuffle(shuffled, width), expected);
+        assert_eq!(unshuffle(shuffled, width).unwrap(), expected);
     }
 
     #[test]
@@ -165,9 +177,9 @@ mod tests {
     #[case(deflate(&[0; 5]), "unpacks to 5 bytes, fewer than its 6")]
     #[case(deflate(&[0; 7]), "unpacks to more than its 6 bytes")]
     #[case(deflate(&[0; 70_000]), "unpacks to more than its 6 bytes")]
-    #[case(deflate(b"acebdf")[..9].to_vec(), "is cut off")]
+    #[case(deflate(b"acebdf")[..9].to_vec(), "cannot be inflated")]
     #[case(b"acebdf".to_vec(), "cannot be inflated")]
-    #[case(Vec::new(), "is cut off")]
+    #[case(Vec::new(), "cannot be inflated")]
     fn other_sizes_are_errors(#[case] packed: Vec<u8>, #[case] words: &str) {
         let error = unpack(&[Step::Shuffle, Step::Deflate], 0, packed, 2, 6).unwrap_err();
         assert!(error.contains(words), "{error}");

@@ -13,6 +13,9 @@ use crate::steps::TrainSteps;
 pub struct StreamOptions {
     /// This rank's window: points along each spatial dim.
     pub window: Vec<Range<usize>>,
+    /// Rows around the window along each spatial dim, which are read with it, as [`HaloWindow`](crate::HaloWindow) reads them; empty
+    /// for none. Inputs and targets have them, except for targets of a data set of their own.
+    pub halo: Vec<usize>,
     /// Variables of the input.
     pub inputs: Vec<String>,
     /// Of samples without time: variables of the target. Targets of trajectories are their later frames.
@@ -35,6 +38,7 @@ impl StreamOptions {
         let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         Self {
             window: window.to_vec(),
+            halo: Vec::new(),
             inputs: owned(inputs),
             targets: owned(targets),
             targets_from: None,

@@ -10,6 +10,7 @@ use tch::Tensor;
 
 use super::options::{StreamOptions, TargetWindow};
 use crate::dataset::{Dataset, Window, choose};
+use crate::halo::HaloWindow;
 use crate::samples::Request;
 use crate::steps::check_steps;
 use crate::{Error, Result};
@@ -39,11 +40,11 @@ pub(super) struct Source {
     data: Arc<dyn Dataset>,
     /// Samples of the data set, or trajectories.
     samples: Range<usize>,
-    points: Vec<Range<usize>>,
+    window: HaloWindow,
     inputs: Vec<String>,
     targets: Vec<String>,
     /// The data set of the targets and the window of it, if they are not those of the inputs.
-    targets_from: Option<TargetWindow>,
+    targets_from: Option<(Arc<dyn Dataset>, HaloWindow)>,
     /// Most steps of a sample.
     steps: usize,
     /// Frames from the start of a sample to that of the next.
@@ -57,7 +58,7 @@ impl Source {
         (data, samples): (Arc<dyn Dataset>, Range<usize>),
         options: &StreamOptions,
     ) -> Result<Self> {
-        let StreamOptions { window: points, inputs, targets, targets_from, stride, .. } = options;
+        let StreamOptions { inputs, targets, stride, .. } = options;
         let (steps, stride) = (options.steps.most(), *stride);
         let frames = data.times().map_or(2, <[f64]>::len);
         if samples.start > samples.end || samples.end > data.samples() {
@@ -71,19 +72,22 @@ impl Source {
                 frames.saturating_sub(1)
             )));
         }
-        if let Some(TargetWindow { data: other, .. }) = targets_from {
+        let window = with_halo(&*data, &options.window, &options.halo)?;
+        let of_their_own = |TargetWindow { data: other, points }: &TargetWindow| -> Result<_> {
             check_pairs(&*data, &**other)?;
-        }
-        let of_targets = match (data.times(), targets_from) {
-            (Some(_), _) => 0,
-            (None, Some(own)) => values_in(&*own.data, targets, &own.points)?,
-            (None, None) => values_in(&*data, targets, points)?,
+            Ok((other.clone(), with_halo(&**other, points, &[])?))
         };
-        let values = values_in(&*data, inputs, points)?.saturating_add(of_targets);
+        let targets_from = options.targets_from.as_ref().map(of_their_own).transpose()?;
+        let of_targets = match (data.times(), &targets_from) {
+            (Some(_), _) => 0,
+            (None, Some((other, window))) => values_in(&**other, targets, window)?,
+            (None, None) => values_in(&*data, targets, &window)?,
+        };
+        let values = values_in(&*data, inputs, &window)?.saturating_add(of_targets);
         let item_bytes = values.saturating_mul(size_of::<f32>() as u64);
-        let (points, inputs, targets) = (points.clone(), inputs.clone(), targets.clone());
-        let (id, targets_from) = (SOURCES.fetch_add(1, Ordering::Relaxed), targets_from.clone());
-        Ok(Self { id, data, samples, points, inputs, targets, targets_from, steps, stride, item_bytes })
+        let (inputs, targets) = (inputs.clone(), targets.clone());
+        let id = SOURCES.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { id, data, samples, window, inputs, targets, targets_from, steps, stride, item_bytes })
     }
 
     /// Number of the source in this process.
@@ -158,8 +162,8 @@ impl Source {
     fn read_frames(&self, items: &BTreeSet<Item>) -> Result<Rows> {
         let mut rows = Rows::new();
         for (sample, frames) in runs(items) {
-            let window = Window { frames: frames.clone(), points: self.points.clone() };
-            let values = self.data.read(&window, &[sample], &names(&self.inputs))?.f_select(0, 0)?;
+            let window = self.window.at(frames.clone());
+            let values = window.read(&*self.data, &[sample], &names(&self.inputs))?.f_select(0, 0)?;
             for (at, frame) in frames.enumerate() {
                 let input = values.f_select(0, at as i64)?;
                 rows.insert((sample, frame), Row { input, target: None });
@@ -188,23 +192,30 @@ impl Source {
 
     /// Reads inputs and targets of samples without time, `[sample, channel, x, …]`.
     fn read_stills(&self, samples: &[usize]) -> Result<[Tensor; 2]> {
-        let read = |data: &dyn Dataset, points: &[Range<usize>], variables: &[String]| -> Result<Tensor> {
-            Ok(data.read(&Window::still(points), samples, &names(variables))?.f_select(1, 0)?)
+        let read = |data: &dyn Dataset, window: &HaloWindow, variables: &[String]| -> Result<Tensor> {
+            Ok(window.read(data, samples, &names(variables))?.f_select(1, 0)?)
         };
-        let inputs = read(&*self.data, &self.points, &self.inputs)?;
+        let inputs = read(&*self.data, &self.window, &self.inputs)?;
         let targets = match &self.targets_from {
-            Some(TargetWindow { data, points }) => read(&**data, points, &self.targets)?,
-            None => read(&*self.data, &self.points, &self.targets)?,
+            Some((data, window)) => read(&**data, window, &self.targets)?,
+            None => read(&*self.data, &self.window, &self.targets)?,
         };
         Ok([inputs, targets])
     }
 }
 
+/// A window of a frame with its halo; `halo` is empty for none.
+fn with_halo(data: &dyn Dataset, points: &[Range<usize>], halo: &[usize]) -> Result<HaloWindow> {
+    let none = vec![0; points.len()];
+    HaloWindow::new(data, &Window::still(points), if halo.is_empty() { &none } else { halo })
+}
+
 /// Number of values of some variables in a window of a frame.
-fn values_in(data: &dyn Dataset, variables: &[String], points: &[Range<usize>]) -> Result<u64> {
+fn values_in(data: &dyn Dataset, variables: &[String], window: &HaloWindow) -> Result<u64> {
     let channels: usize =
         choose(data, &names(variables))?.iter().map(|variable| variable.channels.len()).sum();
-    Ok(points.iter().fold(channels as u64, |values, range| values.saturating_mul(range.len() as u64)))
+    let extents = window.extents().into_iter();
+    Ok(extents.fold(channels as u64, |values, extent| values.saturating_mul(extent as u64)))
 }
 
 /// Rejects targets of other samples than those of the inputs.

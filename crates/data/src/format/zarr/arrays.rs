@@ -12,10 +12,11 @@ use super::attributes::describe;
 use super::codecs::{Failure, Numbers, Place, Plan, quietly};
 use super::nodes::{Node, Version, nodes};
 use super::options::MissingChunks;
-use super::store::{Store, zeros};
+use super::store::Store;
 use crate::arrays::{ArrayInfo, Arrays, Values};
 use crate::boxes::{copy, extents, indices, shared, touched};
 use crate::dtype::{Dtype, NumberKind};
+use crate::spare::{buffer, keep};
 use crate::{Error, Result};
 
 /// Most axes of an array.
@@ -273,7 +274,7 @@ impl Arrays for ZarrArrays {
             }
         }
         let failed = |error| Error::io(&self.path, "take memory for what is read of it", error);
-        let mut out = zeros(bytes).map_err(failed)?;
+        let mut out = buffer(bytes).map_err(failed)?;
         let one = |index: &[usize]| -> Result<_> {
             let (inside, outside) = shared(window, &of.chunk, index);
             Ok((self.chunk(name, &of, index, &inside)?, outside))
@@ -282,6 +283,7 @@ impl Arrays for ZarrArrays {
             let part = extents(&outside);
             let all: Vec<Range<usize>> = part.iter().map(|&extent| 0..extent).collect();
             copy(size, (&values, &part, &all), (out, &cut, &outside));
+            keep(values);
         };
         let count = chunks.iter().map(Range::len).fold(1_usize, usize::saturating_mul);
         let threads = self.store.together().min(count);
@@ -314,6 +316,8 @@ impl Arrays for ZarrArrays {
                 })
             })?;
         }
-        Ok(Dtype { kind: of.kind, big_endian: cfg!(target_endian = "big") }.decode(&out))
+        let values = Dtype { kind: of.kind, big_endian: cfg!(target_endian = "big") }.decode(&out);
+        keep(out);
+        Ok(values)
     }
 }

@@ -1,6 +1,7 @@
 //! From the bytes of a chunk to its values, in memory of a size that is known before.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::io::Read;
 use std::num::NonZeroU64;
 use std::ops::Range;
@@ -18,9 +19,11 @@ use zarrs::array::{
     CodecMetadataOptions, CodecOptions, DataType, FillValue, data_type,
 };
 use zarrs::metadata::v3::MetadataV3;
+use zstd::bulk::Decompressor;
 
-use super::store::{Span, Store, short, zeros};
+use super::store::{Span, Store, short};
 use crate::boxes::{copy, extents, indices, shared, touched};
+use crate::spare::{buffer, keep};
 
 /// Largest chunk that is unpacked, in bytes, and of shards the largest of their inner chunks.
 pub(super) const LARGEST: usize = 1 << 30;
@@ -216,8 +219,9 @@ impl Plan {
         }
         let cut = extents(window);
         let all: Vec<Range<usize>> = cut.iter().map(|&extent| 0..extent).collect();
-        let mut out = zeros(cut.iter().product::<usize>() * size)?;
+        let mut out = buffer(cut.iter().product::<usize>() * size)?;
         copy(size, (&bytes, &self.shape, window), (&mut out, &cut, &all));
+        keep(bytes);
         Ok(out)
     }
 }
@@ -240,7 +244,7 @@ fn raw(
     let (first, last) = (flat(|range| range.start), flat(|range| range.end - 1));
     let bytes = source.part(place, (first * size) as u64, ((last + 1 - first) * size) as u64)?;
     let cut = extents(window);
-    let mut out = zeros(cut.iter().product::<usize>() * size)?;
+    let mut out = buffer(cut.iter().product::<usize>() * size)?;
     let all: Vec<Range<usize>> = cut.iter().map(|&extent| 0..extent).collect();
     let found = crate::runs::runs(shape, window);
     let target = crate::runs::runs(&cut, &all);
@@ -314,7 +318,7 @@ impl Shard {
         })?;
         let entries = index.as_chunks::<16>().0;
         let (cut, size) = (extents(window), place.values.size);
-        let mut out = zeros(cut.iter().product::<usize>() * size)?;
+        let mut out = buffer(cut.iter().product::<usize>() * size)?;
         for inner in indices(&touched(window, &self.plan.shape)) {
             let (inside, outside) = shared(window, &self.plan.shape, &inner);
             let at = inner.iter().zip(&self.grid).fold(0, |at, (index, extent)| at * extent + index);
@@ -334,6 +338,7 @@ impl Shard {
                 self.plan.unpack(place, source.inner(place, first, length)?, &inside)?
             };
             copy(size, (&values, &part, &all), (&mut out, &cut, &outside));
+            keep(values);
         }
         Ok(out)
     }
@@ -346,19 +351,19 @@ impl Place<'_> {
         if !fills || fill.as_ne_bytes().len() != *size {
             return Err(Failure::Missing);
         }
-        let mut bytes = zeros(shape.iter().product::<usize>() * size)?;
+        let mut bytes = buffer(shape.iter().product::<usize>() * size)?;
         bytes.chunks_exact_mut(*size).for_each(|value| value.copy_from_slice(fill.as_ne_bytes()));
         Ok(bytes)
     }
 }
 
 impl Source {
-    fn all(&self, place: &Place<'_>, limit: u64) -> Outcome<Vec<u8>> {
+    fn all(self, place: &Place<'_>, limit: u64) -> Outcome<Vec<u8>> {
         match self {
-            Self::Memory(bytes) => Ok(bytes.clone()),
+            Self::Memory(bytes) => Ok(bytes),
             Self::Stored(None) => place.store.read(place.key, Span::All(limit))?.ok_or(Failure::Missing),
-            Self::Stored(Some((first, length))) if *length <= limit => {
-                place.store.read(place.key, Span::Some(*first, *length))?.ok_or(Failure::Missing)
+            Self::Stored(Some((first, length))) if length <= limit => {
+                place.store.read(place.key, Span::Some(first, length))?.ok_or(Failure::Missing)
             }
             Self::Stored(Some((_, length))) => Err(Failure::Wrong(format!(
                 "with {length} bytes of an inner chunk, expected at most {limit}"
@@ -427,6 +432,11 @@ fn is_packing(codec: &dyn BytesToBytesCodecTraits) -> bool {
     any.is::<GzipCodec>() || any.is::<ZlibCodec>() || any.is::<ZstdCodec>() || any.is::<BloscCodec>()
 }
 
+thread_local! {
+    /// One for all chunks of a thread: to make one takes time.
+    static ZSTD: RefCell<Decompressor<'static>> = RefCell::default();
+}
+
 /// Unpacks bytes into at most `limit`.
 fn unpack(codec: &dyn BytesToBytesCodecTraits, bytes: Vec<u8>, limit: usize) -> Outcome<Vec<u8>> {
     let too_many = || Failure::Wrong(format!("of more than {limit} bytes, unpacked"));
@@ -449,8 +459,14 @@ fn unpack(codec: &dyn BytesToBytesCodecTraits, bytes: Vec<u8>, limit: usize) -> 
         return match promised {
             Ok(Some(promised)) if promised > limit as u64 => Err(too_many()),
             Ok(Some(_)) => {
-                let made = zstd::bulk::decompress(&bytes, limit);
-                made.map_err(|error| Failure::Wrong(format!("damaged: {error}")))
+                let mut out = buffer(limit)?;
+                let made = ZSTD.with_borrow_mut(|zstd| zstd.decompress_to_buffer(&bytes, &mut out));
+                keep(bytes);
+                match made {
+                    Ok(made) if made > limit => Err(too_many()),
+                    Ok(_) => Ok(out),
+                    Err(error) => Err(Failure::Wrong(format!("damaged: {error}"))),
+                }
             }
             _ => stream(&mut zstd::stream::read::Decoder::with_buffer(&bytes[..])?),
         };

@@ -5,6 +5,8 @@ use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use crate::spare::buffer;
+
 /// Bytes of a key to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Span {
@@ -82,7 +84,7 @@ impl Store for Folder {
         if start.checked_add(length).is_none_or(|end| end > there) {
             return Err(short(there, start.saturating_add(length)));
         }
-        let mut bytes = zeros(length as usize)?;
+        let mut bytes = buffer(length as usize)?;
         file.read_exact_at(&mut bytes, start)?;
         Ok(Some(bytes))
     }
@@ -110,12 +112,4 @@ impl Store for Folder {
 
 pub(super) fn short(there: u64, needed: u64) -> Error {
     Error::new(ErrorKind::UnexpectedEof, format!("it has {there} bytes, expected at least {needed}"))
-}
-
-/// So many zeros, or an error.
-pub(super) fn zeros(length: usize) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(length).map_err(|_| Error::from(ErrorKind::OutOfMemory))?;
-    bytes.resize(length, 0);
-    Ok(bytes)
 }

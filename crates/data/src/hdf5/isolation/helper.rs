@@ -21,6 +21,9 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(300);
 const MALLOC: [(&str, &str); 2] = [("MALLOC_CHECK_", "3"), ("MALLOC_PERTURB_", "165")];
 const MALLOC_LIBRARY: &str = "libc_malloc_debug.so.0";
 
+/// Environment variable that makes a program a helper.
+pub(in crate::hdf5) const HELPER: &str = "ISOBAR_HDF5_HELPER";
+
 /// Longest wait for the end of a process that was killed: one that waits for a file system that hangs does not end.
 const END: Duration = Duration::from_secs(1);
 
@@ -65,7 +68,7 @@ impl Helper {
         let kept = |name: &str| name == "LD_LIBRARY_PATH" || name.starts_with("HDF5_");
         let variables = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(kept));
         let mut command = Command::new(&program.path);
-        command.args(&program.args).env_clear().envs(variables).envs(MALLOC);
+        command.args(&program.args).env_clear().envs(variables).envs(MALLOC).env(HELPER, "1");
         // What the user preloads may be needed to start at all.
         let preloaded = std::env::var("LD_PRELOAD").unwrap_or_default();
         command.env("LD_PRELOAD", format!("{MALLOC_LIBRARY} {preloaded}"));

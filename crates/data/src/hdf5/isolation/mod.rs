@@ -2,7 +2,14 @@
 //!
 //! Some damaged files crash the HDF5 library, which is in C, send it into an endless loop, or make it take all memory. With a
 //! helper, only that process is lost, and the caller gets an error that names the file. The helper is the program itself,
-//! started again (see [`check_files_with`]).
+//! started again with an environment variable that [`serve`](super::serve) looks for before `main`.
+//!
+//! A file is rejected if it crashes the HDF5 library, or if the library needs more than 5 s of processor time (more for files from
+//! 4 MiB on) or 1 GiB of memory to read it. The helper reads a file again only if its size, times or inode changed. It starts when
+//! a file is opened, without the environment variables of launchers such as mpirun, and ends after 5 s without a file. On each
+//! host, one process of a user checks a file that has not changed for 3 s; others take its verdict. That a file is good is taken
+//! for a day. If no helper can work (no process can be started, a library is missing, or the system kills it), one warning says
+//! so, and files are opened directly.
 
 mod helper;
 mod shared;
@@ -12,47 +19,14 @@ use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::sync::{LazyLock, Mutex, MutexGuard, Once, OnceLock, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use self::helper::{Answer, Helper};
-pub(super) use self::helper::{GOOD, OUT_OF_MEMORY, UNLISTED, is_readable, next_path};
+pub(super) use self::helper::{GOOD, HELPER, OUT_OF_MEMORY, UNLISTED, is_readable, next_path};
 use self::shared::SharedVerdicts;
 use crate::{Error, Result};
-
-/// Reads each HDF5 and NetCDF-4 file in a helper process before this process opens it.
-///
-/// `program` with `args` must call [`serve_file_checks`](crate::serve_file_checks) at once. Usually it is this program itself,
-/// with an argument that its `main` recognises. Programs of `isobar_app::App` do this already. Without a call, files are opened
-/// directly, and a damaged file may crash the process.
-///
-/// A file is [`Error::Rejected`] if it crashes the HDF5 library, or if the library needs more than 5 s of processor time (more for
-/// files from 4 MiB on) or 1 GiB of memory to read it. The helper reads a file again only if its size, times or inode changed. It
-/// starts when a file is opened, without the environment variables of launchers such as mpirun, and ends after 5 s without a file.
-///
-/// Not collective. On each host, one process of a user checks a file that has not changed for 3 s; processes that wait for the check
-/// take its verdict. That a file is good is taken for a day; a rejected file is checked again. Verdicts are kept in
-/// `isobar-hdf5-verdicts-UID` in the directory for temporary files. Do not write to a file through a memory map while others open
-/// it: its times change late. If no helper can work (no process can be started, a library is missing, or the system kills it), one
-/// warning says so, and files are opened directly. A second call has no effect.
-///
-/// ```no_run
-/// # fn train() -> isobar_data::Result<()> { Ok(()) }
-/// use std::process::ExitCode;
-///
-/// fn main() -> ExitCode {
-///     if std::env::args().nth(1).is_some_and(|word| word == "check-files") {
-///         return isobar_data::serve_file_checks();
-///     }
-///     isobar_data::check_files_with("/proc/self/exe", ["check-files"]);
-///     if train().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-/// }
-/// ```
-pub fn check_files_with<A: Into<OsString>>(program: impl Into<PathBuf>, args: impl IntoIterator<Item = A>) {
-    let args = args.into_iter().map(Into::into).collect();
-    let _ = PROGRAM.set(Program { path: program.into(), args });
-}
 
 /// Address space that the library may take in a helper, in bytes.
 pub(super) const MEMORY: u64 = 1 << 30;
@@ -69,14 +43,34 @@ struct Program {
     args: Vec<OsString>,
 }
 
-static PROGRAM: OnceLock<Program> = OnceLock::new();
+/// This program. `/proc/self/exe` finds it even if its file was replaced meanwhile.
+static OWN: LazyLock<Program> = LazyLock::new(|| Program { path: "/proc/self/exe".into(), args: Vec::new() });
 static CHECKS: LazyLock<Checks> =
     LazyLock::new(|| Checks { shared: Some(SharedVerdicts::of_user()), ..Checks::default() });
 
-/// Rejects a file that a helper process cannot read. Accepts all files if [`check_files_with`] was not called.
+/// Rejects a file that a helper process cannot read.
 pub(crate) fn check(path: &Path, length: u64) -> Result<()> {
-    let Some(program) = PROGRAM.get() else { return Ok(()) };
-    CHECKS.check(program, path, length)
+    static IS_PROGRAM: LazyLock<bool> = LazyLock::new(is_program);
+    if !*IS_PROGRAM {
+        warn_once("the program that loaded this library can't be started as one");
+        return Ok(());
+    }
+    CHECKS.check(&OWN, path, length)
+}
+
+/// Returns whether this code is part of the program, and not of a library that another program loaded.
+fn is_program() -> bool {
+    let address = is_program as *const () as usize;
+    let within = |range: &str| {
+        let (start, end) = range.split_once('-')?;
+        let [start, end] = [start, end].map(|number| usize::from_str_radix(number, 16));
+        Some((start.ok()?..end.ok()?).contains(&address))
+    };
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let own = maps.lines().find(|line| line.split(' ').next().and_then(within).unwrap_or(false));
+    let (own, program) =
+        (own.and_then(|line| line.find('/').map(|at| &line[at..])), std::fs::read_link("/proc/self/exe"));
+    own.zip(program.ok()).is_some_and(|(own, program)| Path::new(own) == program)
 }
 
 /// Values that differ between versions of a file: device, inode, length, time of modification and of change.
@@ -179,7 +173,7 @@ impl Checks {
                 return failed(&format!("no answer within {seconds} s; its file system may hang"));
             }
             Answer::Foreign => {
-                return failed("the program does not call `serve_file_checks` (see `check_files_with`)");
+                return failed("the program writes to standard output before its `main`");
             }
         })
     }
@@ -251,7 +245,7 @@ mod tests {
     #[case("exit 101", "the process that reads it first panicked")]
     #[case("printf '\\025'; cat", "the HDF5 library needs more than 1024 MiB of memory")]
     #[case("printf '\\030'; cat", "the HDF5 library cannot list its attributes")]
-    #[case("echo hello; cat", "the program does not call `serve_file_checks`")]
+    #[case("echo hello; cat", "the program writes to standard output before its `main`")]
     fn the_end_of_the_helper_is_the_error_of_the_file(#[case] script: &str, #[case] words: &str) {
         let file = tempfile::NamedTempFile::new().unwrap();
         let error = Checks::default().check(&shell(script), file.path(), 0).unwrap_err().to_string();
@@ -310,7 +304,7 @@ mod tests {
         Checks::default().check(&program, &file, 0).unwrap();
         let variables = std::fs::read_to_string(&log).unwrap();
         let own = |line: &&str| {
-            !["LD_", "HDF5_", "MALLOC_", "PWD=", "_=", "SHLVL="].iter().any(|of| line.starts_with(of))
+            !["LD_", "HDF5_", "MALLOC_", HELPER, "PWD=", "_=", "SHLVL="].iter().any(|of| line.starts_with(of))
         };
         assert_eq!(variables.lines().filter(own).count(), 0, "{variables}");
         assert!(std::env::vars_os().count() > 5);

@@ -1,4 +1,4 @@
-//! The helper process itself: sets its own limits, then reads the files that its parent names.
+//! The helper process itself: before `main`, sets its own limits, then reads the files that its parent names.
 //!
 //! It depends on no format or configuration: it visits everything that a file holds.
 
@@ -10,27 +10,29 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::exit;
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit};
 
 use self::visit::{Verdict, visit};
-use crate::hdf5::isolation::{GOOD, MEMORY, OUT_OF_MEMORY, UNLISTED, is_readable, next_path, seconds};
+use crate::hdf5::isolation::{
+    GOOD, HELPER, MEMORY, OUT_OF_MEMORY, UNLISTED, is_readable, next_path, seconds,
+};
 
 /// The helper ends if it gets no file for this long.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// Reads the files that the parent process names on standard input, until the parent names none for 5 s or ends. The program of
-/// [`check_files_with`](crate::check_files_with) calls it at the start of `main` and then exits: the function closes all inherited
-/// file descriptors and limits the memory of the process.
-pub fn serve_file_checks() -> ExitCode {
-    match serve() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
+/// Runs before `main` in every program that links this crate. A process that was started as a helper ends here.
+#[ctor::ctor(unsafe)]
+fn serve_if_started_for_it() {
+    if std::env::var_os(HELPER).is_some() {
+        isobar_torch::skip_static_destructors();
+        exit(serve().is_err().into());
     }
 }
 
+/// Reads the files that the parent process names on standard input, until the parent names none for 5 s or ends.
 fn serve() -> std::io::Result<()> {
     close_inherited()?;
     // A crash here is an answer, not worth a core file.
