@@ -1,14 +1,13 @@
 //! `cargo xtask bench --streamed`: a training step with streamed samples, beside the same step with samples in memory, on one rank
-//! and on several that share the fields.
+//! and on several that share the fields. Both run at the same time, so that a machine whose speed changes does not tell them apart.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
 
 use super::{median, mpirun};
 use crate::run::{ROOT, run as run_command};
@@ -16,17 +15,12 @@ use crate::run::{ROOT, run as run_command};
 /// Largest ratio of the step times that the project accepts.
 const MOST: f64 = 1.05;
 const BUDGET_MIB: f64 = 512.0;
-/// Trajectories of the data set, of 51 frames of 256 x 256 points: 4.3 GB.
+/// Trajectories of the streamed data set, of 51 frames of 256 x 256 points: 4.3 GB.
 const TRAJECTORIES: usize = 320;
-/// Trajectories of a data set that is small beside the memory of the step.
+/// Trajectories of the data set in memory, which is small beside the memory of the step.
 const FEW: usize = 1;
-
-/// Step time and peak memory of one run.
-struct Steps {
-    seconds: f64,
-    /// Largest resident memory of a rank.
-    peak_mib: f64,
-}
+/// Steps at the start, which are not timed.
+const WARM_UPS: usize = 5;
 
 /// Makes the data sets, times both steps on one rank and on `ranks`, and prints a table for each.
 ///
@@ -36,40 +30,38 @@ struct Steps {
 pub(super) fn run(ranks: usize, rounds: usize, check: bool) -> Result<()> {
     let (all, few) = (made("trajectories", TRAJECTORIES)?, made("few", FEW)?);
     let counts = if ranks == 1 { vec![1] } else { vec![1, ranks] };
-    let fit =
-        counts.into_iter().map(|ranks| is_within(ranks, rounds, &all, &few)).collect::<Result<Vec<_>>>()?;
-    ensure!(!check || fit.iter().all(|fit| *fit), "the streamed step exceeds its limit of time or memory");
+    let is_within = |ranks| is_within(ranks, rounds, &all, &few);
+    let within = counts.into_iter().map(is_within).collect::<Result<Vec<_>>>()?;
+    ensure!(!check || within.iter().all(|is| *is), "the streamed step exceeds its limit of time or memory");
     Ok(())
 }
 
 /// Prints the table for some ranks, and returns whether the streamed step is within its limits.
 fn is_within(ranks: usize, rounds: usize, all: &Path, few: &Path) -> Result<bool> {
-    println!("ranks: {ranks}");
-    let steps = |file: &Path, sets: &[String]| steps(ranks, file, sets);
     let streamed = ["data.cache=none".to_owned(), format!("data.host_memory={BUDGET_MIB}MiB")];
-    let step = steps(few, &["train.max_steps=5".to_owned()])?;
-    let (mut memory, mut stream, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut seconds, mut peaks, mut ratios) = ([Vec::new(), Vec::new()], [0.0_f64; 2], Vec::new());
     for round in 1..=rounds {
-        eprintln!("round {round} of {rounds}");
-        let [own, read] = [steps(all, &[])?, steps(all, &streamed)?];
-        ratios.push(read.seconds / own.seconds);
-        memory.push(own);
-        stream.push(read);
+        eprintln!("round {round} of {rounds} on {ranks} ranks");
+        let mut runs =
+            [Run::start(ranks, "memory", few, &[])?, Run::start(ranks, "streamed", all, &streamed)?];
+        while runs.iter_mut().map(Run::look).collect::<Result<Vec<bool>>>()?.contains(&true) {
+            thread::sleep(Duration::from_millis(20));
+        }
+        let [memory, stream] = step_times(runs.each_ref().map(|run| &run.steps[..]))?;
+        ratios.push(stream / memory);
+        for (at, step) in [memory, stream].into_iter().enumerate() {
+            seconds[at].push(step);
+            peaks[at] = peaks[at].max(runs[at].peak_mib);
+        }
     }
-    println!("{:<12} {:>10} {:>10}", "samples", "step ms", "peak MiB");
-    for (name, runs) in [("in memory", &memory), ("streamed", &stream)] {
-        let of = |value: fn(&Steps) -> f64| median(runs.iter().map(value).collect());
-        println!("{name:<12} {:>10.1} {:>10.0}", 1e3 * of(|run| run.seconds), of(|run| run.peak_mib));
+    println!("{:<24} {:>10} {:>10}", format!("ranks: {ranks}"), "step ms", "peak MiB");
+    for ((name, seconds), peak) in ["50 samples in memory", "streamed"].into_iter().zip(seconds).zip(peaks) {
+        println!("{name:<24} {:>10.1} {peak:>10.0}", 1e3 * median(seconds));
     }
-    let ratio = median(ratios);
-    let peak = stream.iter().map(|run| run.peak_mib).fold(0.0, f64::max);
-    let most = BUDGET_MIB + step.peak_mib;
+    let (ratio, most) = (median(ratios), BUDGET_MIB + peaks[0]);
     println!("ratio of the steps {ratio:.3} (at most {MOST})");
-    println!(
-        "peak {peak:.0} MiB (at most {most:.0}: the budget and {:.0} MiB of the step alone)",
-        step.peak_mib
-    );
-    Ok(ratio <= MOST && peak <= most)
+    println!("peak {:.0} MiB (at most {most:.0}: the budget and the step in memory)", peaks[1]);
+    Ok(ratio <= MOST && peaks[1] <= most)
 }
 
 /// The program.
@@ -90,46 +82,69 @@ fn made(name: &str, trajectories: usize) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Trains some steps on a file.
-fn steps(ranks: usize, file: &Path, sets: &[String]) -> Result<Steps> {
-    let output = ROOT.join("target/bench/runs");
-    let own = [format!("data.path={}", file.display()), format!("run.output={}", output.display())];
-    let mut train = mpirun(&ranks.to_string());
-    train.current_dir(&*ROOT).env("OMP_NUM_THREADS", "1").arg(program());
-    train.args([
-        "train",
-        "benches/streamed.toml",
-        "--overwrite",
-        "--set",
-        r#"distributed.mesh.names=["domain"]"#,
-    ]);
-    train.args(own.iter().chain(sets).flat_map(|set| ["--set", set]));
-    fs::create_dir_all(&output).with_context(|| format!("make {}", output.display()))?;
-    let said = output.join("said");
-    train.stdout(Stdio::null()).stderr(File::create(&said)?);
-    let mut child =
-        train.spawn().context("start `isobar train`; see whether target/release/isobar is there")?;
-    let mut peak_mib: f64 = 0.0;
-    let ended = loop {
-        if let Some(ended) = child.try_wait()? {
-            break ended;
-        }
-        peak_mib = peaks(child.id()).fold(peak_mib, f64::max);
-        thread::sleep(Duration::from_millis(20));
-    };
-    ensure!(!ended.success() || peak_mib > 0.0, "mpirun started no rank as its child");
-    ensure!(ended.success(), "`isobar train` failed ({ended})\n{}", fs::read_to_string(&said)?);
-    // Speeds are averages over ten seconds; those of the first half also include the start.
-    let metrics = fs::read_to_string(output.join("streamed/metrics.jsonl"))?;
-    let lines = metrics.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
-    let speeds: Vec<f64> = lines.iter().filter_map(|line| line["samples_per_second"].as_f64()).collect();
-    let speed = speeds.get(speeds.len() / 2..).filter(|last| !last.is_empty());
-    let speed = median(speed.context("the run has recorded no speed")?.to_vec());
-    Ok(Steps { seconds: BATCH / speed, peak_mib })
+/// A training run that is watched.
+struct Run {
+    child: Child,
+    /// What it says.
+    said: PathBuf,
+    /// Its metrics: of each step a line with its loss.
+    metrics: PathBuf,
+    /// Time at which each step was seen.
+    steps: Vec<Instant>,
+    /// Largest resident memory of a rank.
+    peak_mib: f64,
 }
 
-/// Samples of a step in benches/streamed.toml.
-const BATCH: f64 = 8.0;
+impl Run {
+    fn start(ranks: usize, name: &str, file: &Path, sets: &[String]) -> Result<Self> {
+        let output = ROOT.join("target/bench/runs");
+        fs::create_dir_all(&output).with_context(|| format!("make {}", output.display()))?;
+        let (said, metrics) = (output.join(format!("{name}.log")), output.join(name).join("metrics.jsonl"));
+        if metrics.exists() {
+            fs::remove_file(&metrics).with_context(|| format!("remove {}", metrics.display()))?;
+        }
+        let own = [
+            r#"distributed.mesh.names=["domain"]"#.to_owned(),
+            format!("data.path={}", file.display()),
+            format!("run.output={}", output.display()),
+            format!("run.name={name}"),
+        ];
+        let mut train = mpirun(&ranks.to_string());
+        train.current_dir(&*ROOT).env("OMP_NUM_THREADS", "1").arg(program());
+        train.args(["train", "benches/streamed.toml", "--overwrite"]);
+        train.args(own.iter().chain(sets).flat_map(|set| ["--set", set]));
+        train.stdout(Stdio::null()).stderr(File::create(&said)?);
+        let child = train.spawn().context("start mpirun")?;
+        Ok(Self { child, said, metrics, steps: Vec::new(), peak_mib: 0.0 })
+    }
+
+    /// Notes the steps and the memory since the last look; returns whether the run goes on.
+    fn look(&mut self) -> Result<bool> {
+        let seen = fs::read_to_string(&self.metrics).map_or(0, |text| text.matches("\"loss\":").count());
+        self.steps.resize(seen.max(self.steps.len()), Instant::now());
+        self.peak_mib = peaks(self.child.id()).fold(self.peak_mib, f64::max);
+        let Some(ended) = self.child.try_wait()? else { return Ok(true) };
+        ensure!(ended.success(), "`isobar train` failed ({ended})\n{}", fs::read_to_string(&self.said)?);
+        ensure!(self.peak_mib > 0.0, "mpirun started no rank as its child");
+        Ok(false)
+    }
+}
+
+/// Returns the mean time of a step of each run while both ran.
+fn step_times(runs: [&[Instant]; 2]) -> Result<[f64; 2]> {
+    let bounds = runs.map(|steps| steps.get(WARM_UPS).copied().zip(steps.last().copied()));
+    let (Some(first), Some(second)) = (bounds[0], bounds[1]) else {
+        anyhow::bail!("a run has fewer than {WARM_UPS} steps");
+    };
+    let (start, end) = (first.0.max(second.0), first.1.min(second.1));
+    let mean = |steps: &[Instant]| {
+        let within: Vec<&Instant> = steps.iter().filter(|at| (start..=end).contains(at)).collect();
+        let (first, last) = within.first().copied().zip(within.last().copied())?;
+        (within.len() > 9).then(|| (*last - *first).as_secs_f64() / (within.len() - 1) as f64)
+    };
+    let few = "the runs had too few steps at the same time";
+    Ok([mean(runs[0]).context(few)?, mean(runs[1]).context(few)?])
+}
 
 /// Returns the peak resident memory of each rank that `mpirun`, the process `launcher`, has started, in MiB.
 fn peaks(launcher: u32) -> impl Iterator<Item = f64> {
@@ -148,6 +163,18 @@ fn peak(status: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Steps before both runs are warm and after one has ended do not count.
+    #[test]
+    fn steps_are_timed_while_both_run() {
+        let start = Instant::now();
+        let at = |tenths: u64| start + Duration::from_millis(100 * tenths);
+        let fast: Vec<Instant> = (0..30).map(at).collect();
+        let slow: Vec<Instant> = (0..18).map(|step| at(2 * step)).collect();
+        let [fast, slow] = step_times([&fast, &slow]).unwrap_or_default();
+        assert!((fast - 0.1).abs() < 1e-9 && (slow - 0.2).abs() < 1e-9, "{fast} {slow}");
+        assert!(step_times([&[start; 3], &[start; 3]]).is_err());
+    }
 
     #[test]
     fn the_peak_is_in_the_status() {
