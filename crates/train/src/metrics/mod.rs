@@ -8,6 +8,7 @@ mod tensorboard;
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -60,7 +61,6 @@ impl Default for MetricsConfig {
 /// let folder = tempfile::tempdir()?;
 /// let mut sink = MetricSink::open(folder.path(), &MetricsConfig::default(), &["loss", "lr"], None)?;
 /// sink.log(1, 0, &[("loss", 0.5)])?;
-/// sink.flush()?;
 /// assert!(std::fs::read_to_string(folder.path().join("metrics.jsonl"))?.contains(r#""loss":0.5"#));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -68,7 +68,13 @@ impl Default for MetricsConfig {
 pub struct MetricSink {
     columns: Vec<String>,
     writers: Vec<Box<dyn Writer>>,
+    /// Time of the last flush.
+    flushed: Option<Instant>,
 }
+
+/// Shortest time between flushes after a record: whoever follows a file sees records at once, and a run of many short steps does
+/// not wait for the system at each.
+const FLUSH_EVERY: Duration = Duration::from_millis(200);
 
 /// One value a column at a step.
 pub(crate) struct Record<'a> {
@@ -119,10 +125,11 @@ impl MetricSink {
         if config.tensorboard {
             writers.push(Box::new(EventFile::open(&folder.join("tensorboard"), resume_at)?));
         }
-        Ok(Self { columns, writers })
+        Ok(Self { columns, writers, flushed: None })
     }
 
-    /// Records values at `step`, the number of steps taken, in `epoch`, from 0.
+    /// Records values at `step`, the number of steps taken, in `epoch`, from 0. The record is flushed at once unless the last flush is
+    /// less than 200 ms old.
     ///
     /// # Errors
     ///
@@ -135,7 +142,11 @@ impl MetricSink {
             return Err(Error::UnknownMetric { name: (*name).to_owned(), columns: self.columns.clone() });
         }
         let record = Record { step, epoch, values };
-        self.writers.iter_mut().try_for_each(|writer| writer.write(&record))
+        self.writers.iter_mut().try_for_each(|writer| writer.write(&record))?;
+        match self.flushed.is_some_and(|flushed| flushed.elapsed() < FLUSH_EVERY) {
+            true => Ok(()),
+            false => self.flush(),
+        }
     }
 
     /// Hands everything to the system.
@@ -144,6 +155,7 @@ impl MetricSink {
     ///
     /// A file cannot be written.
     pub fn flush(&mut self) -> Result<()> {
+        self.flushed = Some(Instant::now());
         self.writers.iter_mut().try_for_each(|writer| writer.flush())
     }
 }

@@ -87,6 +87,17 @@ fn tensorboard_events_read_back() {
     assert!(events[1].0 > 1.7e9, "wall time in seconds since 1970");
 }
 
+/// For whoever follows a file during a long epoch, and after a rank was killed.
+#[test]
+fn a_record_is_in_the_files_without_a_flush() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut sink = MetricSink::open(folder.path(), &MetricsConfig::default(), &COLUMNS, None).unwrap();
+    sink.log(1, 0, &[("loss", 0.25)]).unwrap();
+    assert_eq!(read(folder.path(), "metrics.jsonl").lines().count(), 1);
+    assert_eq!(read(folder.path(), "metrics.csv").lines().count(), 2);
+    assert_eq!(decode(&event_file(folder.path())).len(), 2);
+}
+
 #[test]
 fn errors_say_what_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
