@@ -165,7 +165,7 @@ fn commands_take_the_folder_of_a_run() {
 
 #[test]
 fn data_errors_end_with_3() {
-    let file = tempfile::NamedTempFile::new().unwrap();
+    let file = tempfile::Builder::new().suffix(".h5").tempfile().unwrap();
     fs::write(file.path(), "not HDF5").unwrap();
     for path in [file.path().to_string_lossy().into_owned(), "no/such.h5".to_owned()] {
         let folder = tempfile::tempdir().unwrap();

@@ -22,6 +22,7 @@ use nix::{
     unistd::Pid,
 };
 use rstest::rstest;
+use serde_json::Value;
 use tempfile::tempdir;
 
 const ISOBAR: &str = env!("CARGO_BIN_EXE_isobar-app");
@@ -145,7 +146,7 @@ fn pairs_are_named_in_toml() {
 #[case(&["data.format=netcfd"], 2, "did you mean \"netcdf\"?")]
 #[case(&["data.format=netcdf", "data.netcdf.axis=[]"], 2, "unknown key `data.netcdf.axis`")]
 #[case(&["data.format=netcdf", "data.fields=[]"], 2, "names no field")]
-#[case(&["data.format=netcdf", "data.inputs=[\"u\"]"], 2, "holds trajectories; name the variables")]
+#[case(&["data.format=netcdf", "data.inputs=[\"u\"]"], 2, "add the table [data.target]")]
 #[case(&["data.format=netcdf", "data.fields=[\"wind\"]"], 3, "there is no field `wind`")]
 #[case(&["data.format=netcdf", "data.netcdf.variables={ u = { path = \"u\", axis = [] } }"], 2, "axis")]
 #[case(&["data.format=netcdf", "data.netcdf.time=\"frame\"", "data.inputs=[\"u\"]"], 2, "--set 'data.fields=[]'")]
@@ -186,6 +187,32 @@ fn content(path: &Path, format: &str) -> (String, Vec<u32>) {
     (about, all)
 }
 
+const HISTORY: &str = "2020-01-01 made\n2021-01-01 cut";
+
+/// Adds attributes of CF to a store and its variable `u`.
+fn describe(store: &Path) {
+    let path = store.join("zarr.json");
+    let mut root: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let mut put = |pointer: &str, all: &[(&str, &str)]| {
+        let attributes = root.pointer_mut(pointer).unwrap();
+        all.iter().for_each(|(name, text)| attributes[*name] = (*text).into());
+    };
+    put("/attributes", &[("title", "Waves"), ("institution", "A lake"), ("history", HISTORY)]);
+    put(
+        "/consolidated_metadata/metadata/u/attributes",
+        &[("standard_name", "sea_surface_height"), ("long_name", "Height"), ("cell_methods", "time: mean")],
+    );
+    fs::write(&path, root.to_string()).unwrap();
+}
+
+fn check_attributes(path: &Path, format: &str, expected: &[(&str, &str)]) {
+    let config = DataConfig { path: path.into(), format: format.into(), ..DataConfig::default() };
+    let found = config.open_all().unwrap().attributes();
+    for (name, text) in expected {
+        assert_eq!(found.get(name), Some(*text), "{name} of {}", path.display());
+    }
+}
+
 /// From NetCDF to Zarr and back nothing changes; the store needs no name of its format to train from.
 #[test]
 fn zarr_is_converted_to_and_from() {
@@ -196,6 +223,8 @@ fn zarr_is_converted_to_and_from() {
     let first = source.display().to_string();
     let convert = |args: &[&str]| data(&[&["convert"], args].concat());
     let _ = convert(&[&first, &text("a.zarr")]).expect_success();
+    assert_eq!(content(&path("a.zarr"), "zarr"), content(&source, "netcdf"));
+    describe(&path("a.zarr"));
     let _ = convert(&[&text("a.zarr"), &text("b.nc")]).expect_success();
     let _ = convert(&[
         &text("b.nc"),
@@ -208,10 +237,19 @@ fn zarr_is_converted_to_and_from() {
         "1",
     ])
     .expect_success();
-    let want = content(&source, "netcdf");
-    for (name, format) in [("a.zarr", "zarr"), ("b.nc", "netcdf"), ("store", "zarr")] {
+    let want = content(&path("a.zarr"), "zarr");
+    assert!(want.0.contains("sea_surface_height"), "{}", want.0);
+    for (name, format) in [("b.nc", "netcdf"), ("store", "zarr")] {
         assert_eq!(content(&path(name), format), want, "{name}");
     }
+    let line = format!("isobar {} ", env!("CARGO_PKG_VERSION"));
+    let convert_line = format!("\n{line}data convert");
+    let history = format!("{HISTORY}{}", convert_line.repeat(2));
+    check_attributes(
+        &path("store"),
+        "zarr",
+        &[("title", "Waves"), ("institution", "A lake"), ("history", &history)],
+    );
     let error = launch(Launch::plain(1, ISOBAR), "train", &path("run"), &path("store"), &[]).run().unwrap();
     assert!(error.ranks[0].stderr.contains("--set data.format=zarr"), "{error}");
     let config = fs::read_to_string(workspace().join("configs/navier_stokes_fno.toml")).unwrap();
@@ -226,10 +264,29 @@ fn zarr_is_converted_to_and_from() {
     let output = format!("run.output={}", path("run").display());
     let sets = [&sets[..], &model, &[&output]].concat();
     let args = sets.iter().flat_map(|set| ["--set", set]);
-    let train = Launch::plain(1, ISOBAR).current_dir(workspace()).deadline(Duration::from_secs(300));
-    let _ = good(train.arg("train").arg(path("run.toml")).args(args));
+    let run = |command: &str| {
+        let launch = Launch::plain(1, ISOBAR).current_dir(workspace()).deadline(Duration::from_secs(300));
+        launch.arg(command).arg(path("run.toml")).args(args.clone())
+    };
+    let _ = good(run("train"));
+    let predict = |out: &str| run("predict").args(["--out", out]);
+    let _ = good(predict(&text("run/prediction.nc")));
+    let history = format!("{history}\n{line}predict");
+    let prediction = path("run/prediction.nc");
+    let source = "prediction by a neural network";
+    check_attributes(
+        &prediction,
+        "netcdf",
+        &[("institution", "A lake"), ("source", source), ("history", &history)],
+    );
+    let about = content(&prediction, "netcdf").0;
+    assert!(about.contains("sea_surface_height") && about.contains("time: mean"), "{about}");
+    let refused = predict("s3://bucket/prediction.zarr").run().unwrap();
+    assert_eq!(refused.exit, Exit::Code(2), "{refused}");
+    assert!(refused.ranks[0].stderr.contains("object stores are only read"), "{refused}");
     for (args, code, words) in [
         (vec![first.clone(), text("store")], 2, "its extension names no format"),
+        (vec![first.clone(), "s3://bucket/new.zarr".into()], 2, "object stores are only read"),
         (
             vec![first.clone(), text("a.zarr")],
             2,

@@ -1,6 +1,8 @@
 //! Early detection of mistakes: warnings of `isobar train`, and configurations that are rejected before data
 //! are read or memory is allocated.
 
+use std::fs;
+use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
@@ -146,6 +148,81 @@ fn what_no_machine_can_hold_is_refused(
         said.iter().filter(|line| line.contains("training the network, which has ")).collect();
     assert_eq!(errors.len(), 1, "{outcome}");
     assert!(errors[0].contains(" of memory") && errors[0].contains(" free"), "{outcome}");
+}
+
+/// Writes an array of samples `[sample, x, y]` of 24 GiB that take no place on the disk: all values are zero.
+fn sparse(folder: &Path) -> std::io::Result<()> {
+    let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (1572864, 64, 64), }";
+    let mut file = fs::File::create(folder.join("sparse.npy"))?;
+    file.write_all(b"\x93NUMPY\x01\x00")?;
+    file.write_all(&(header.len() as u16).to_le_bytes())?;
+    file.write_all(header.as_bytes())?;
+    file.set_len(10 + header.len() as u64 + (24 << 30))
+}
+
+/// Settings of a run on the array of [`sparse`].
+fn of_sparse(folder: &Path) -> [String; 6] {
+    [
+        format!("data.path={}", folder.join("sparse.npy").display()),
+        "data.format=npy".to_owned(),
+        "data.npy.axes=[\"sample\", \"x\", \"y\"]".to_owned(),
+        "data.npy.variables={ a = \"sparse\" }".to_owned(),
+        "data.inputs=[\"a\"]".to_owned(),
+        "data.targets=[\"a\"]".to_owned(),
+    ]
+}
+
+/// Samples that memory cannot hold end all ranks before any is read; streamed, they are read.
+#[rstest]
+fn samples_that_memory_cannot_hold_are_refused(#[values(1, 2)] ranks: usize) {
+    let output = tempdir().unwrap();
+    sparse(output.path()).unwrap();
+    let own = of_sparse(output.path());
+    let sets: Vec<&str> = SMALL.iter().copied().chain(own.iter().map(String::as_str)).collect();
+    // Inputs and targets take 48 GiB.
+    let launch = Launch::plain(ranks, "sh").args(["-c", "ulimit -v 16000000; exec \"$@\"", "sh", ISOBAR]);
+    let outcome = train(launch, "configs/darcy_afno.toml", output.path(), &sets).run().unwrap();
+    assert_eq!(outcome.exit, Exit::Code(2), "{outcome}");
+    let said: Vec<&str> = outcome.ranks.iter().flat_map(|rank| rank.stderr.lines()).collect();
+    let words = "keeping all samples in memory (data.cache = \"all\") needs ";
+    let errors: Vec<&&str> = said.iter().filter(|line| line.contains(words)).collect();
+    assert_eq!(errors.len(), 1, "{outcome}");
+    assert!(errors[0].contains(" of memory") && errors[0].contains("--set data.cache=none"), "{outcome}");
+}
+
+/// Samples that memory can hold are kept, under a limit as well.
+#[test]
+fn samples_that_memory_can_hold_are_accepted() {
+    let output = tempdir().unwrap();
+    let launch = Launch::plain(2, "sh").args(["-c", "ulimit -v 16000000; exec \"$@\"", "sh", ISOBAR]);
+    let sets: Vec<&str> = SMALL.iter().copied().chain(["data.cache=all"]).collect();
+    let _ = train(launch, "configs/darcy_afno.toml", output.path(), &sets).run().unwrap().expect_success();
+}
+
+/// A signal to one rank ends all while statistics are read, after the portion under way.
+#[test]
+fn a_signal_before_the_first_step_ends_all_ranks_with_6() {
+    let output = tempdir().unwrap();
+    sparse(output.path()).unwrap();
+    let own = of_sparse(output.path());
+    let own = own.iter().map(String::as_str).chain(["data.cache=none"]);
+    let sets: Vec<&str> = SMALL.iter().copied().chain(own).collect();
+    // Once the run handles SIGINT (bit 1), SIGTERM is a request, too.
+    let script = r#"
+        if [ "${RANK:-0}" = 0 ]; then
+            "$@" &
+            until [ $((0x$(sed -n 's/SigCgt:[[:space:]]*//p' /proc/$!/status) & 2)) != 0 ]; do sleep 0.05; done
+            kill -TERM $!; wait $!; echo code $?
+        else
+            "$@"; echo code $?
+        fi"#;
+    let launch = Launch::plain(2, "sh").args(["-c", script, "sh", ISOBAR]);
+    let outcome = train(launch, "configs/darcy_afno.toml", output.path(), &sets).run().unwrap();
+    for rank in &outcome.ranks {
+        assert!(rank.stdout.contains("code 6\n"), "{outcome}");
+    }
+    let words = "told to stop while computing statistics of the training samples; no step was taken";
+    assert!(outcome.ranks[0].stdout.contains(words), "{outcome}");
 }
 
 #[test]

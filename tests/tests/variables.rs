@@ -168,7 +168,7 @@ fn each_variable_is_reported_on_its_own() {
     assert!(said.lines().any(|line| line.starts_with("h ") && line.contains(" m")), "{outcome}");
 }
 
-/// Errors of a forecast are those that its file gives, after each step, on every mesh.
+/// Errors of a forecast are those that its file gives, after each step, on every mesh; they and metrics are drawn.
 #[test]
 fn forecasts_have_the_errors_of_their_fields() {
     let folder = tempdir().unwrap();
@@ -176,9 +176,16 @@ fn forecasts_have_the_errors_of_their_fields() {
     let _ = train(&folder, 1, &[double]);
     let predict = |ranks: usize, mesh: &[String]| {
         let out = folder.path().join(format!("{ranks}-{}.h5", mesh.len()));
-        let sets: Vec<&str> = mesh.iter().map(String::as_str).chain([double]).collect();
+        let report = "metrics.report=[\"rmse\", \"bias\", \"acc\"]";
+        let sets: Vec<&str> = mesh.iter().map(String::as_str).chain([double, report]).collect();
         let launch = isobar(ranks, "predict", folder.path(), &sets).arg("--out").arg(&out);
-        (launch.run().unwrap().expect_success(), out)
+        let outcome = launch.run().unwrap().expect_success();
+        for curves in ["errors.png", "metrics.png"].map(|end| out.with_extension(end)) {
+            let line = format!("curves      {}", curves.display());
+            assert!(outcome.ranks[0].stdout.lines().any(|own| own == line), "{outcome}");
+            assert!(curves.is_file(), "{outcome}");
+        }
+        (outcome, out)
     };
     let (outcome, out) = predict(1, &[]);
     let whole = table(&out.with_extension("csv"));
@@ -256,6 +263,22 @@ fn a_variable_that_is_no_better_than_no_change_is_named() {
     assert!(!outcome.ranks[0].stderr.contains("no better"), "{outcome}");
 }
 
+/// The loss `crps` of a network without members is said to be another one, once, whatever the number of ranks.
+#[test]
+fn a_crps_without_an_ensemble_is_warned_of() {
+    for ranks in [1, 2] {
+        let folder = tempdir().unwrap();
+        let outcome = train(&folder, ranks, &["train.loss=crps", "train.epochs=1"]);
+        let errors: String = outcome.ranks.iter().map(|rank| &*rank.stderr).collect();
+        let warnings: Vec<&str> = errors.lines().filter(|line| line.contains("\"crps\"")).collect();
+        assert_eq!(warnings.len(), 1, "{outcome}");
+        assert!(
+            warnings[0].contains("mean absolute error") && warnings[0].contains("spread is 0"),
+            "{outcome}"
+        );
+    }
+}
+
 /// A prediction names its checkpoint and samples on the terminal and in its file; the picture of training stays.
 #[test]
 fn a_prediction_says_what_it_was_made_with() {
@@ -282,7 +305,7 @@ fn a_prediction_says_what_it_was_made_with() {
     assert!(said[2].starts_with("forecast    relative L2 error "), "{outcome}");
     assert_eq!(fs::read(run.join("validation.png")).unwrap(), picture);
     assert!(run.join("prediction.png").exists() && run.join("prediction.csv").exists());
-    assert!(run.join("prediction.errors.png").exists());
+    assert!(run.join("prediction.errors.png").exists() && !run.join("prediction.metrics.png").exists());
 
     let file = hdf5_metno::File::open(run.join("prediction.h5")).unwrap();
     let attribute = |name: &str| {

@@ -149,7 +149,7 @@ Examples:
 
 Exit codes: 0 trained; 1 the loss is not finite, or another error; 2 wrong command line or configuration, or a folder that
 another run uses or has results in; 3 data or a checkpoint that cannot be used, files that cannot be written; 4 a rank was lost or timed out; 5 the ranks do not agree; 6 told to stop, and left a
-checkpoint.";
+checkpoint if it had taken a step.";
 
 const PLAN_EXAMPLES: &str = "\
 Examples:

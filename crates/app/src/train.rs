@@ -22,7 +22,7 @@ use crate::run::{
     scoring,
 };
 use crate::unused::unused;
-use isobar_command::exit::{Because, Exit};
+use isobar_command::exit::{self, Because, Exit};
 use isobar_command::{start, terminal};
 
 /// Arguments of `isobar train`.
@@ -164,7 +164,16 @@ fn train(
     let text = resolved.to_toml_with_origins()?;
     let signals = signals(manager, config)?;
     let training = Training { manager, config, text, signals, claimed, checkpoint, progress };
-    let trained = run::with(manager, config, training)?;
+    let trained = match run::with(manager, config, training) {
+        // Told to stop before the first step.
+        Err(error) if exit::of(&error) == Exit::Stopped => {
+            if manager.rank() == 0 {
+                terminal::line(&exit::text(&error));
+            }
+            return Ok(Some(Stop::Requested));
+        }
+        trained => trained?,
+    };
     if manager.rank() == 0 {
         report(config, &trained);
     }
@@ -221,6 +230,8 @@ impl Job for Training<'_> {
             own,
             at_once,
             keep: Some(&folder),
+            checks: config.distributed.checks,
+            signals: &signals,
         };
         let fields = Fields::read_alike(&run.source, &config.data, &place, &run.ranks.world)?;
         let titles = run.source.titles()?;
@@ -280,9 +291,10 @@ impl Job for Training<'_> {
         }
         let variables = task.model.variables.clone();
         let scores = match &summary.rollout_scores[..] {
-            [] => scoring::table(summary.scores.as_slice(), &task.report, &variables),
-            rollouts => scoring::table(rollouts, &task.report, &variables),
+            [] => summary.scores.as_slice(),
+            rollouts => rollouts,
         };
+        let scores = scoring::table(scores, &task.report, &variables, config.train.weights.latitude);
         let picture = match summary.stopped {
             None => picture::draw(&task, &ranks.world, &folder, &titles)?,
             // A run that is being stopped has little time.

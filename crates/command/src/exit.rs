@@ -14,7 +14,7 @@ Exit codes:
   3  data or a checkpoint that cannot be used
   4  a rank was lost or timed out
   5  ranks have different configurations, data or collective arguments
-  6  a run was stopped by a signal (SIGTERM, SIGINT, or SIGUSR1 with requeue) and saved a checkpoint";
+  6  a run was stopped by a signal (SIGTERM, SIGINT, or SIGUSR1 with requeue), and saved a checkpoint if it had taken a step";
 
 /// Returns the meaning of a code, in the words of the table.
 pub fn description(code: u8) -> Option<&'static str> {

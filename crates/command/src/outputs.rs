@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use isobar_files::is_url;
 use isobar_train::RunFolder;
 
 use crate::exit::{Because, Exit};
 
 /// Rejects outputs that would replace an input of the command, be written into an input folder, or replace a file that a run or a
-/// checkpoint keeps in its folder. `name` is the option or argument that names the outputs. Inputs are files or folders; those that
+/// checkpoint keeps in its folder, and URLs: object stores are read only. `name` is the option or argument that names the outputs. Inputs are files or folders; those that
 /// do not exist are no inputs.
 ///
 /// ```
@@ -29,6 +30,12 @@ use crate::exit::{Because, Exit};
 pub fn check(name: &str, outputs: &[impl AsRef<Path>], inputs: &[PathBuf]) -> Result<()> {
     for output in outputs.iter().map(AsRef::as_ref) {
         let shown = output.display();
+        // As a path, a URL would be a local folder named `s3:`.
+        if is_url(output) {
+            bail!(Exit::Usage.because(format!(
+                "{name}: {shown} is a URL, but object stores are only read; name a local file or folder, then copy it to the store"
+            )));
+        }
         if isobar_files::is_within(output, inputs) {
             bail!(Exit::Usage.because(format!(
                 "{name}: {shown} is an input of this command, or a file in one; name another file"
@@ -78,6 +85,20 @@ mod tests {
 
     use super::*;
     use crate::exit;
+
+    #[test]
+    fn a_url_is_no_output() {
+        for url in ["s3://bucket/new.zarr", "gs://bucket/new.zarr", "https://host/new.nc"] {
+            let error = check("TARGET", &[url], &[]).unwrap_err();
+            let text = error.to_string();
+            assert!(
+                text.starts_with(&format!("TARGET: {url} is a URL")) && text.contains("copy it"),
+                "{text}"
+            );
+            assert_eq!(exit::of(&error), Exit::Usage);
+        }
+        check("TARGET", &["s3:/new.zarr", "new.nc"], &[]).unwrap();
+    }
 
     /// However their paths are written, inputs and files of a run stay.
     #[test]

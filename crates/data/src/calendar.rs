@@ -202,6 +202,19 @@ impl TimeAxis {
     }
 }
 
+impl fmt::Display for Calendar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Standard => "standard",
+            Self::ProlepticGregorian => "proleptic_gregorian",
+            Self::Julian => "julian",
+            Self::NoLeap => "noleap",
+            Self::AllLeap => "all_leap",
+            Self::Days360 => "360_day",
+        })
+    }
+}
+
 impl Calendar {
     /// Finds a calendar by CF's name.
     ///
@@ -307,7 +320,7 @@ impl Calendar {
     fn period(self, text: &str) -> Result<(i64, i64)> {
         self.parse(text.trim()).ok_or_else(|| {
             Error::Config(format!(
-                "{text:?} is no date of the calendar {self:?}: expected one like \"1980-01-31\" or \"1980-01-31T18:00\""
+                "{text:?} is no date of the calendar {self}: expected one like \"1980-01-31\" or \"1980-01-31T18:00\""
             ))
         })
     }
@@ -477,7 +490,7 @@ mod tests {
     #[rstest]
     #[case("months since 2000-01-01", "standard", "the unit of time is \"months since")]
     #[case("K", "standard", "expected one like")]
-    #[case("days since 2001-02-29", "standard", "is no date of the calendar Standard")]
+    #[case("days since 2001-02-29", "standard", "is no date of the calendar standard")]
     #[case("days since 1582-10-10", "standard", "is no date")]
     #[case("days since 2000-13-01", "360_day", "is no date")]
     #[case("days since 99999999999999999999-01-01", "julian", "is no date")]

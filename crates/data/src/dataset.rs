@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use tch::{Kind, Tensor};
 
 use crate::area::PointWeights;
+use crate::attributes::TextAttributes;
 use crate::boxes::check_range;
 use crate::calendar::TimeUnit;
 use crate::content::{Content, Storage};
@@ -89,6 +90,11 @@ pub trait Dataset: Debug + Send + Sync {
         None
     }
 
+    /// Attributes of CF of the data set, such as its history; of several files those of the first.
+    fn attributes(&self) -> TextAttributes {
+        TextAttributes::default()
+    }
+
     /// Variables that can be read.
     fn variables(&self) -> &[DataVariable];
 
@@ -158,7 +164,7 @@ pub trait Dataset: Debug + Send + Sync {
         let names: Vec<&str> = meta.variables.iter().map(String::as_str).collect();
         let variables = choose(self, &names)?.into_iter().map(DataVariable::varying).collect();
         Ok(Content {
-            meta: meta.clone(),
+            meta: PredictionMeta { attributes: self.attributes().with(&meta.attributes), ..meta.clone() },
             time_unit: self.time_unit().cloned(),
             dims: self.dims().to_vec(),
             variables,
@@ -174,11 +180,13 @@ pub(crate) fn weighted_statistics(
     samples: Range<usize>,
 ) -> Result<Vec<Option<Statistics>>> {
     over_points(data, variables, |variables, points| {
-        let (mut all, weights) =
-            (ChannelStatistics::default(), PointWeights::new(data.dims()).within(points));
+        let (mut all, weights) = (ChannelStatistics::default(), PointWeights::new(data.dims()));
         for (samples, frames) in portions(data, &samples, variables)? {
-            let window = Window { frames, points: points.to_vec() };
-            all.push(&data.read(&window, &samples, variables)?.f_flatten(0, 1)?, &weights)?;
+            for points in blocks(points, channels(data, variables)? * samples.len() * frames.len()) {
+                let weights = weights.within(&points);
+                let window = Window { frames: frames.clone(), points };
+                all.push(&data.read(&window, &samples, variables)?.f_flatten(0, 1)?, &weights)?;
+            }
         }
         all.finish()
     })
@@ -191,16 +199,18 @@ pub(crate) fn weighted_change_statistics(
     samples: Range<usize>,
 ) -> Result<Vec<Option<Statistics>>> {
     over_points(data, variables, |variables, points| {
-        let (mut all, weights) =
-            (ChannelStatistics::default(), PointWeights::new(data.dims()).within(points));
+        let (mut all, weights) = (ChannelStatistics::default(), PointWeights::new(data.dims()));
         for (samples, frames) in portions(data, &samples, variables)? {
             // One frame more: the changes to the first frame of the next portion belong to this one.
             let end = (frames.end + 1).min(frame_count(data));
-            let window = Window { frames: frames.start..end, points: points.to_vec() };
-            let values = data.read(&window, &samples, variables)?.f_to_kind(Kind::Double)?;
             let steps = (end - frames.start - 1) as i64;
-            let changes = values.f_narrow(1, 1, steps)?.f_sub(&values.f_narrow(1, 0, steps)?)?;
-            all.push(&changes.f_flatten(0, 1)?, &weights)?;
+            for points in blocks(points, channels(data, variables)? * samples.len() * frames.len()) {
+                let weights = weights.within(&points);
+                let window = Window { frames: frames.start..end, points };
+                let values = data.read(&window, &samples, variables)?.f_to_kind(Kind::Double)?;
+                let changes = values.f_narrow(1, 1, steps)?.f_sub(&values.f_narrow(1, 0, steps)?)?;
+                all.push(&changes.f_flatten(0, 1)?, &weights)?;
+            }
         }
         all.finish()
     })
@@ -377,6 +387,24 @@ fn full(data: &(impl Dataset + ?Sized)) -> Vec<Range<usize>> {
     data.dims().iter().map(|dim| 0..dim.coordinates.len()).collect()
 }
 
+/// Number of channels of some variables together.
+fn channels(data: &(impl Dataset + ?Sized), variables: &[&str]) -> Result<usize> {
+    Ok(choose(data, variables)?.iter().map(|variable| variable.channels.len()).sum())
+}
+
+/// Cuts a window along its first dim into blocks of about 64 MiB, of at least one row each; a point has so many `values`.
+pub(crate) fn blocks(points: &[Range<usize>], values: usize) -> Vec<Vec<Range<usize>>> {
+    let Some((first, others)) = points.split_first() else { return vec![Vec::new()] };
+    let bytes = values.saturating_mul(size_of::<f32>());
+    let row = others.iter().fold(bytes, |bytes, range| bytes.saturating_mul(range.len()));
+    let rows = (PORTION / row.max(1)).max(1);
+    let block = |start: usize| {
+        let own = start..first.end.min(start.saturating_add(rows));
+        std::iter::once(own).chain(others.iter().cloned()).collect()
+    };
+    first.clone().step_by(rows).map(block).collect()
+}
+
 /// Samples and frames to read at a time for statistics.
 fn portions(
     data: &(impl Dataset + ?Sized),
@@ -384,9 +412,8 @@ fn portions(
     variables: &[&str],
 ) -> Result<Vec<(Vec<usize>, Range<usize>)>> {
     check_range("sample range", samples, data.samples())?;
-    let channels: usize = choose(data, variables)?.iter().map(|variable| variable.channels.len()).sum();
     let points: usize = data.dims().iter().map(|dim| dim.coordinates.len()).product();
-    let frame = channels.saturating_mul(points).saturating_mul(size_of::<f32>()).max(1);
+    let frame = channels(data, variables)?.saturating_mul(points).saturating_mul(size_of::<f32>()).max(1);
     let frames = frame_count(data);
     let step = (PORTION / frame).clamp(1, frames.max(1));
     let together = (PORTION / frame.saturating_mul(step)).max(1);

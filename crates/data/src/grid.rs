@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::attributes::{LONG_NAME, TextAttributes};
+
 /// A spatial dim of a data set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dim {
@@ -86,6 +88,8 @@ pub struct DataVariable {
     pub is_static: bool,
     /// Coordinates of the channels, such as pressure levels; `None` if they have none, such as components of a vector.
     pub levels: Option<Levels>,
+    /// Attributes of CF, such as the standard name.
+    pub attributes: TextAttributes,
 }
 
 /// Coordinates of the channels of a variable, such as pressure levels.
@@ -131,6 +135,7 @@ impl DataVariable {
             uniform: false,
             is_static: false,
             levels: None,
+            attributes: TextAttributes::default(),
         }
     }
 
@@ -143,6 +148,12 @@ impl DataVariable {
     /// Returns whether files have an axis for the channels: of scalars without a level they have none.
     pub fn has_channel_axis(&self) -> bool {
         self.channels.len() > 1 || self.levels.is_some()
+    }
+
+    /// Attributes of CF in files: those of the data, and the title if the data have no `long_name`.
+    pub(crate) fn stored_attributes(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let title = self.title.as_deref().filter(|_| self.attributes.get(LONG_NAME).is_none());
+        self.attributes.iter().chain(title.map(|title| (LONG_NAME, title)))
     }
 
     /// Title in pictures.
@@ -167,7 +178,8 @@ pub struct PredictionMeta {
     pub sample_times: Vec<f64>,
     /// Numbers of the samples in the data set that they come from, the coordinates of the axis of samples; empty for 0, 1, 2, …
     pub sample_numbers: Vec<usize>,
-    /// Attributes of the file that say where its values come from.
+    /// Attributes of the file that say where its values come from. They replace those of the data set, except that a text of `history` is
+    /// added to its history.
     pub attributes: Vec<(String, String)>,
     /// True if NaN marks missing values; a NaN is an error otherwise.
     pub missing: bool,

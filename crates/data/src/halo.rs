@@ -68,7 +68,7 @@ impl HaloWindow {
         Ok(Self { frames: window.frames.clone(), dims: dims.collect() })
     }
 
-    /// The same rows of other frames.
+    /// Returns this window for other frames.
     pub(crate) fn at(&self, frames: Range<usize>) -> Self {
         Self { frames, ..self.clone() }
     }

@@ -8,6 +8,7 @@
 //! | [`DataPath`], [`Join`] | a file, or many files as one data set |
 //! | [`TargetConfig`] | targets in a data set of their own, which may be on another grid |
 //! | [`Parts`], [`Frames`] | training, validation and test sets: of several files, or of ranges of times |
+//! | [`TextAttributes`] | `standard_name`, `history` and other attributes of CF that are carried to the files that are written |
 //! | [`TimeAxis`], [`Calendar`] | dates of CF's calendars |
 //! | [`Computed`] | fields computed from times and coordinates, such as solar radiation |
 //! | [`DarcyFile`] | reads 2-D Darcy flow in PDEBench's HDF5 layout, by windows; refuses what is damaged |
@@ -34,6 +35,7 @@
 mod adapt;
 mod area;
 mod arrays;
+mod attributes;
 mod augment;
 mod batch;
 mod boxes;
@@ -72,6 +74,7 @@ mod writers;
 pub use adapt::{Computed, Frames};
 pub use area::area_weights;
 pub use arrays::{ArrayDataset, ArrayInfo, ArrayOptions, Arrays, Values, VariableOptions, VariableTable};
+pub use attributes::TextAttributes;
 pub use augment::Augment;
 pub use batch::{Batch, InMemory};
 pub use calendar::{Calendar, Date, TimeAxis, TimePoint, TimeUnit};

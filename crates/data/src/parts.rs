@@ -197,7 +197,7 @@ impl DataConfig {
             [("validation", &validation, &self.validation_path), ("test", &test, &self.test_path)]
         {
             if let (Some(other), None) = (other, path) {
-                check_overlap(&*train, &**other, key)?;
+                check_overlap(&*train, &**other, key, self.history)?;
             }
         }
         Ok(Sets { train, validation, test })
@@ -244,17 +244,19 @@ fn limited(data: &Arc<dyn Dataset>, key: &str, times: Option<&[TimePoint; 2]>) -
     })
 }
 
-/// Rejects frames that are in both parts of a data set, except one, which keeps the pair at a cut.
-fn check_overlap(train: &dyn Dataset, other: &dyn Dataset, key: &str) -> Result<()> {
+/// Rejects frames that are in both parts of a data set, except as many as an input has: they keep the samples at a cut, and are no
+/// targets of the later part.
+fn check_overlap(train: &dyn Dataset, other: &dyn Dataset, key: &str, history: usize) -> Result<()> {
     let (Some([first, .., last]), Some(times)) = (train.times(), other.times()) else { return Ok(()) };
     let shared = times.iter().filter(|time| (*first..=*last).contains(*time)).count();
-    if shared < 2 {
+    if shared <= history.max(1) {
         return Ok(());
     }
     Err(Error::Config(format!(
-        "data.{key}_times and data.train_times select {shared} frames of {} both; expected ranges that share at most the \
-         frame at their cut",
-        train.path().display()
+        "data.{key}_times and data.train_times select {shared} frames of {} both; expected ranges that share at most the {} of \
+         an input at their cut",
+        train.path().display(),
+        if history > 1 { format!("{history} frames") } else { "frame".to_owned() }
     )))
 }
 

@@ -221,7 +221,7 @@ pub fn writers() -> Vec<WriterEntry> {
 pub fn writer(name: Option<&str>, path: &Path) -> Result<WriterEntry> {
     let all = writers();
     if let Some(name) = name {
-        return isobar_registry::find("format to write", name, &all).map_err(Error::Config);
+        return isobar_registry::find("output format", name, &all).map_err(Error::Config);
     }
     all.iter().find(|writer| writer.fits(path)).copied().ok_or_else(|| {
         let names: Vec<&str> = all.iter().map(|writer| writer.name).collect();

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use hdf5_metno::File;
-use hdf5_metno::types::VarLenUnicode;
+use hdf5_metno::types::{FixedAscii, VarLenUnicode};
 use isobar_data::{DataConfig, Dataset, Error, Window};
 use ndarray::Array1;
 use rstest::rstest;
@@ -149,6 +149,43 @@ fn write_classic(path: &Path, numbers: Numbers, attributes: &[(&str, Attribute)]
 fn open(path: &Path, format: &str, missing: &str) -> Result<Box<dyn Dataset>, Error> {
     let table = json!({ "path": path, "format": format, "inputs": ["u"], "missing": missing });
     serde_json::from_value::<DataConfig>(table).unwrap().open()
+}
+
+/// Names and units of variables, and a text of more than the 256 bytes that lists of strings may have.
+#[rstest]
+fn texts_about_variables_are_read(#[values("classic", "netcdf", "zarr")] format: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("u");
+    let long: &str = Box::leak("long ".repeat(100).into_boxed_str());
+    let texts = [
+        ("standard_name", "air_temperature"),
+        ("cell_methods", "time: mean"),
+        ("comment", long),
+        ("other", "x"),
+    ];
+    let write = match format {
+        "classic" => write_classic,
+        "netcdf" => write_hdf5,
+        _ => write_zarr,
+    };
+    write(&path, Numbers::Floats([1.0; 4]), &texts.map(|(name, text)| (name, Text(text))));
+    let data = open(&path, if format == "zarr" { format } else { "netcdf" }, "error").unwrap();
+    let found: Vec<_> = data.variables()[0].attributes.iter().collect();
+    assert_eq!(found, texts.map(|(name, text)| (name, text.trim()))[..3]);
+}
+
+/// netCDF writes texts as strings of fixed length.
+#[test]
+fn a_long_history_of_fixed_length_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("u.nc");
+    write_hdf5(&path, Numbers::Floats([1.0; 4]), &[]);
+    let file = File::open_rw(&path).unwrap();
+    let text = FixedAscii::<600>::from_ascii(&"2020 made\n".repeat(60)).unwrap();
+    file.new_attr::<FixedAscii<600>>().create("history").unwrap().write_scalar(&text).unwrap();
+    drop(file);
+    let history = open(&path, "netcdf", "error").unwrap().attributes();
+    assert_eq!(history.get("history").map(|text| text.lines().count()), Some(60));
 }
 
 const FILL: f32 = 9.969_21e36;

@@ -200,11 +200,15 @@ fn without_further_keys_all_parts_are_of_one_data_set() {
     json!({ "train_times": [0, 30], "validation_times": [24, 60] }),
     "data.validation_times and data.train_times select 2 frames",
 )]
+#[case::overlap_of_histories(
+    json!({ "history": 2, "train_times": [0, 30], "validation_times": [18, 60] }),
+    "select 3 frames",
+)]
 #[case::no_validation(json!({ "train_times": [0, 30] }), "without data for validation: set data.validation_times")]
 #[case::leak(json!({ "validation_times": [0, 30] }), "training would see the validation frames")]
 #[case::no_date(
     json!({ "train_times": ["2000-02-30", "2001"], "validation_times": [0, 1] }),
-    "\"2000-02-30\" is no date of the calendar Standard",
+    "\"2000-02-30\" is no date of the calendar standard",
 )]
 #[case::key(json!({ "train_time": [0, 30] }), "`train_time` is neither a key of [data]")]
 #[case::history(json!({ "history": 0 }), "data.history is 0")]
@@ -214,14 +218,14 @@ fn times_that_cannot_be_are_refused(#[case] own: Value, #[case] expected: &str) 
     assert!(error.contains(expected), "{error}");
 }
 
-#[test]
-fn the_frame_at_the_cut_may_be_in_both() {
+/// As many as an input has: no target is in both.
+#[rstest]
+#[case::frame(json!({ "train_times": [0, 30], "validation_times": [30, 60] }), [6, 6])]
+#[case::history(json!({ "history": 2, "train_times": [0, 30], "validation_times": [24, 60] }), [6, 7])]
+fn the_frames_of_an_input_at_the_cut_may_be_in_both(#[case] own: Value, #[case] frames: [usize; 2]) {
     let (_folder, path) = written(&Series::default());
-    let parts = parts(&path, json!({ "train_times": [0, 30], "validation_times": [30, 60] })).unwrap();
-    assert_eq!(
-        (parts.train.data.times().unwrap().len(), parts.validation.data.times().unwrap().len()),
-        (6, 6)
-    );
+    let parts = parts(&path, own).unwrap();
+    assert_eq!([&parts.train, &parts.validation].map(|part| part.data.times().unwrap().len()), frames);
 }
 
 #[test]
@@ -236,7 +240,7 @@ fn a_calendar_without_leap_years_has_no_29_february() {
     let own = json!({ "times": ["2000-03-01", "2000-03"], "validation_samples": 0 });
     assert_eq!(parts(&path, own).unwrap().train.data.times().unwrap(), [2.0, 3.0]);
     let error = refusal(&path, json!({ "times": ["2000-02-29", "2000-03"] }));
-    assert!(error.contains("\"2000-02-29\" is no date of the calendar NoLeap"), "{error}");
+    assert!(error.contains("\"2000-02-29\" is no date of the calendar noleap"), "{error}");
 }
 
 #[test]

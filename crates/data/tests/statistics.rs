@@ -2,13 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test helper fails by panicking, as the tests do")]
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use isobar_data::{
-    Content, DataConfig, Part, PredictionMeta, Result, Statistics, Storage, Summary, area_weights,
-    merge_channels, summarize, writer,
+    Content, DataConfig, DataVariable, Dataset, Dim, Part, PredictionMeta, Result, Statistics, Storage,
+    Summary, Window, area_weights, check_window, merge_channels, summarize, writer,
 };
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::writers::{FRAMES, SAMPLES, content, open, values, write};
 
@@ -190,4 +192,73 @@ fn without_a_value_there_are_no_statistics() {
         let changes = [0..1, 1..2].map(|samples| data.change_statistics(&names, samples).unwrap());
         assert!(changes[0][0].is_some() && changes[1][0].is_none());
     }
+}
+
+/// Frames of 84 MB, whose values are their place along the first dim and grow by 1 a frame.
+#[derive(Debug)]
+struct LargeFrames {
+    dims: Vec<Dim>,
+    variables: Vec<DataVariable>,
+    /// Most values that one read returned, and all together.
+    read: [AtomicUsize; 2],
+}
+
+impl Dataset for LargeFrames {
+    fn path(&self) -> &Path {
+        Path::new("large")
+    }
+
+    fn samples(&self) -> usize {
+        1
+    }
+
+    fn dims(&self) -> &[Dim] {
+        &self.dims
+    }
+
+    fn times(&self) -> Option<&[f64]> {
+        Some(&[0.0, 1.0])
+    }
+
+    fn variables(&self) -> &[DataVariable] {
+        &self.variables
+    }
+
+    fn read(&self, window: &Window, samples: &[usize], _variables: &[&str]) -> Result<Tensor> {
+        check_window(self, window, samples)?;
+        let [frames, x, y] = [&window.frames, &window.points[0], &window.points[1]];
+        let range = |of: &Range<usize>| {
+            Tensor::arange_start(of.start as i64, of.end as i64, (Kind::Float, Device::Cpu))
+        };
+        let values = range(frames).view([1, -1, 1, 1, 1]) + range(x).view([-1, 1]);
+        let shape = [1, frames.len(), 1, x.len(), y.len()].map(|extent| extent as i64);
+        let values = values.expand(shape, false).contiguous();
+        let _ = self.read[0].fetch_max(values.numel(), Ordering::Relaxed);
+        let _ = self.read[1].fetch_add(values.numel(), Ordering::Relaxed);
+        Ok(values)
+    }
+}
+
+#[test]
+fn no_rank_holds_a_large_frame_for_statistics() {
+    let extents = [20, 1 << 20];
+    let dim = |extent: usize| Dim {
+        name: format!("of {extent}"),
+        unit: None,
+        coordinates: (0..extent).map(|at| at as f64).collect(),
+        periodic: false,
+    };
+    let data = LargeFrames {
+        dims: extents.map(dim).to_vec(),
+        variables: vec![DataVariable::scalar("a")],
+        read: Default::default(),
+    };
+    let [points, rows] = [extents[0] * extents[1], (64 << 20) / 4];
+    let found = data.statistics(&["a"], 0..1).unwrap()[0].unwrap();
+    assert_eq!((found.count, found.mean, found.min, found.max), (2 * points as u64, 10.0, 0.0, 20.0));
+    assert_eq!(data.read.each_ref().map(|read| read.swap(0, Ordering::Relaxed)), [rows, 2 * points]);
+    let found = data.change_statistics(&["a"], 0..1).unwrap()[0].unwrap();
+    assert_eq!((found.count, found.mean, found.std), (points as u64, 1.0, 0.0));
+    // A change takes two frames.
+    assert!(data.read[0].load(Ordering::Relaxed) <= 2 * rows);
 }

@@ -238,6 +238,7 @@ fn levels_are_written_and_read(
     let unit = own.unit.clone().filter(|_| format != "npy");
     assert_eq!(found.levels, Some(Levels { unit, ..own }));
     assert_eq!(data.dims().len(), 2);
+    check_axes(&path, format);
     if format != "npy" {
         assert_eq!(data.variables()[1].levels, None, "numbers of components are no levels");
         assert_eq!(data.variables()[1].channels, ["wind_0", "wind_1"]);
@@ -249,6 +250,29 @@ fn levels_are_written_and_read(
     let read = data.read(&Window { frames: 0..FRAMES, points: vec![0..5, 0..4] }, &[0, 1], &["t"]).unwrap();
     let at = levels.iter().position(|level| *level == 500.0).unwrap() as i64;
     assert_eq!(read, values(levels.len() as i64).narrow(2, at, 1));
+}
+
+/// CF's attributes of the axes, as tools find them.
+fn check_axes(path: &Path, format: &str) {
+    let attribute = |array: &str, name: &str| -> Option<String> {
+        if format == "zarr" {
+            let text = std::fs::read(path.join(array).join("zarr.json")).unwrap();
+            let node: serde_json::Value = serde_json::from_slice(&text).unwrap();
+            return node["attributes"][name].as_str().map(str::to_owned);
+        }
+        let dataset = hdf5_metno::File::open(path).unwrap().dataset(array).unwrap();
+        let text = dataset.attr(name).ok()?.read_scalar::<VarLenUnicode>().unwrap();
+        Some(text.to_string())
+    };
+    if format == "npy" {
+        return;
+    }
+    for (array, axis) in [("level", "Z"), ("latitude", "Y"), ("longitude", "X"), ("time", "T")] {
+        assert_eq!(attribute(array, "axis").as_deref(), Some(axis), "{array}");
+        let is_level = array == "level";
+        assert_eq!(attribute(array, "positive").as_deref(), is_level.then_some("down"), "{array}");
+        assert_eq!(attribute(array, "standard_name").as_deref(), (!is_level).then_some(array));
+    }
 }
 
 /// A mask is stored without samples and times, and a number of each sample without points; both are read as such. Fields of The Well
@@ -367,6 +391,44 @@ fn missing_values_are_written_and_read(#[values("hdf5", "netcdf", "npy", "zarr")
     assert!(error.to_string().contains("(NaN) at index [1, 2, 3, 1]; --set data.missing=fill"), "{error}");
 }
 
+/// By the extension; of HDF5, by the layout, whatever variables are named.
+#[rstest]
+#[case::hdf5("hdf5", "air.h5")]
+#[case::the_well("the_well", "air.h5")]
+#[case::netcdf("netcdf", "air.nc")]
+#[case::zarr("zarr", "air.zarr")]
+#[case::zarr_of_another_name("zarr", "air")]
+#[case::npy("npy", "air")]
+fn a_format_that_is_not_named_is_detected(#[case] format: &str, #[case] name: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    write(format, &path, Storage::default(), &[[0..5, 0..4]]);
+    let config = |table: serde_json::Value| serde_json::from_value::<DataConfig>(table).unwrap();
+    let detected = config(serde_json::json!({ "path": path, "fields": ["h"] }));
+    assert_eq!(detected.format_name(), format);
+    if format != "npy" {
+        assert_eq!(detected.open().unwrap().variables().len(), if format == "the_well" { 2 } else { 1 });
+    }
+    // A table of a format names it.
+    let is_hdf5 = name == "air.h5";
+    let named = config(serde_json::json!({ "path": path, "hdf5": { "cut": 1 } }));
+    assert_eq!(named.format_name(), if is_hdf5 { "hdf5" } else { format });
+    // Configurations of earlier versions.
+    let former = config(serde_json::json!({ "path": path, "format": "darcy" }));
+    assert_eq!(former.format_name(), if format == "zarr" { "zarr" } else { "darcy" });
+}
+
+#[test]
+fn a_file_that_no_format_reads_is_an_error_that_lists_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("air.grib");
+    let open = || DataConfig { path: path.clone().into(), ..DataConfig::default() }.open().unwrap_err();
+    assert!(matches!(open(), Error::Missing { .. }));
+    std::fs::write(&path, "").unwrap();
+    let error = open().to_string();
+    assert!(error.contains("--set data.format=NAME") && error.contains("netcdf, npy"), "{error}");
+}
+
 #[test]
 fn writers_are_found_by_name_and_extension() {
     let names: Vec<&str> = writers().iter().map(|writer| writer.name()).collect();
@@ -374,9 +436,8 @@ fn writers_are_found_by_name_and_extension() {
     assert_eq!(writer(None, Path::new("a.NC")).unwrap().name(), "netcdf");
     let error = writer(None, Path::new("a.grib")).unwrap_err().to_string();
     assert!(error.contains("name one of") && error.contains("netcdf"), "{error}");
-    assert!(
-        writer(Some("netcfd"), Path::new("a")).unwrap_err().to_string().contains("did you mean \"netcdf\"")
-    );
+    let error = writer(Some("netcfd"), Path::new("a")).unwrap_err().to_string();
+    assert!(error.contains("did you mean \"netcdf\"? the registered output formats are hdf5, "), "{error}");
     let none = Storage { chunks: BTreeMap::from([("x".to_owned(), 0)]), deflate: None };
     assert!(none.chunk(&["x"], &[4]).unwrap_err().to_string().contains("extent 0"));
     assert!(Storage { deflate: Some(10), ..Storage::default() }.chunk(&["x"], &[4]).is_err());

@@ -17,7 +17,7 @@ mod read;
 mod write;
 
 pub use partial::{Partial, remove_partial};
-pub use place::{is_within, resolve};
+pub use place::{is_url, is_within, resolve};
 pub use read::{open, read, read_to_string};
 pub use write::{NewFile, append, write};
 

@@ -2,6 +2,18 @@
 
 use std::path::{Component, Path, PathBuf};
 
+/// Returns whether a path is a URL, such as `s3://bucket/prefix`.
+///
+/// ```
+/// use std::path::Path;
+///
+/// assert!(isobar_files::is_url(Path::new("s3://bucket/prefix")));
+/// assert!(!isobar_files::is_url(Path::new("data/era5.zarr")));
+/// ```
+pub fn is_url(path: &Path) -> bool {
+    path.to_string_lossy().contains("://")
+}
+
 /// Returns whether a path is one of these files, or in one of these folders. The path need not exist; links are resolved.
 ///
 /// ```

@@ -23,7 +23,7 @@ pub enum ExitReason {
     Lost = 4,
     /// Ranks disagree, for example about the configuration.
     Mismatch = 5,
-    /// A run stopped on request, after writing a checkpoint.
+    /// A run stopped on request, after writing a checkpoint if it had taken a step.
     Stopped = 6,
 }
 

@@ -184,7 +184,8 @@ fn asked(signal: i32) {
     let _ = FIRST.set(Instant::now());
     REQUESTED.store(true, Ordering::SeqCst);
     tracing::warn!(
-        "asked to end ({name}): the run is saved after the step under way, and ends; once more ends it at once"
+        "asked to end ({name}): the run is saved after the step under way, and ends (without a checkpoint before the first step); once more \
+         ends it at once"
     );
 }
 

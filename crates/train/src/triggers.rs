@@ -44,7 +44,7 @@ impl fmt::Debug for Signals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Signals")
             .field("save", &self.save)
-            .field("stop", &self.is_to_stop())
+            .field("stop", &self.stop_requested())
             .field("requeue", &self.requeue)
             .finish_non_exhaustive()
     }
@@ -94,14 +94,16 @@ impl Signals {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    fn is_to_stop(&self) -> bool {
+    /// Returns whether this rank was asked to stop. Others may not have been: ranks that act on it must agree.
+    #[must_use]
+    pub fn stop_requested(&self) -> bool {
         let told = self.termination.as_ref().is_some_and(|termination| termination.requested());
         told || self.stop.load(Ordering::Relaxed)
     }
 
     /// Takes the current requests to this rank. A checkpoint is requested once.
     fn take(&self) -> Result<Requests> {
-        let stop = self.is_to_stop();
+        let stop = self.stop_requested();
         if stop && self.peers_alive.as_ref().is_some_and(|alive| !alive()) {
             return Err(Error::PeersLost);
         }

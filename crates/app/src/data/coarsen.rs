@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use isobar_data::{
-    Content, DataVariable, Dataset, Dim, PredictionMeta, Storage, Window, block_means, choose, coarse_fields,
-    writer,
+    Content, DataVariable, Dataset, Dim, PredictionMeta, Storage, TextAttributes, Window, block_means,
+    choose, coarse_fields, writer,
 };
 
 use super::open::DataArgs;
@@ -151,6 +151,11 @@ fn content(data: &dyn Dataset, variables: &[DataVariable], samples: usize, args:
         names_of(variable).map(|name| DataVariable {
             channels: if is_scalar { vec![name.clone()] } else { channels.clone() },
             title: None,
+            // A derived field has another standard name.
+            attributes: match name == variable.name {
+                true => variable.attributes.clone(),
+                false => TextAttributes::default(),
+            },
             name,
             ..variable.clone()
         })

@@ -79,7 +79,10 @@ fn convert(data: &dyn Dataset, config: &DataConfig, args: &ConvertArgs, storage:
         times: data.times().map(<[f64]>::to_vec).unwrap_or_default(),
         sample_times: Vec::new(),
         sample_numbers: Vec::new(),
-        attributes: vec![("isobar_source".to_owned(), data.path().display().to_string())],
+        attributes: vec![
+            ("isobar_source".to_owned(), data.path().display().to_string()),
+            ("history".to_owned(), format!("isobar {} data convert", env!("CARGO_PKG_VERSION"))),
+        ],
         missing: config.allows_missing(),
         left_out: Vec::new(),
     };

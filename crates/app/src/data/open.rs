@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::Args;
-use isobar_data::{DataPath, Dataset};
+use isobar_data::{DataPath, Dataset, Entry};
 use isobar_manager::config::Origin;
 
 use crate::config::{self, Config};
@@ -98,20 +98,6 @@ impl DataArgs {
     }
 }
 
-/// A file of a folder of data: the first whose extension is that of a format.
-fn in_folder(folder: &Path) -> Option<PathBuf> {
-    let known = isobar_data::registered();
-    let fits = |file: &PathBuf| {
-        let extension = file.extension().map(|extension| extension.to_string_lossy().to_lowercase());
-        extension.is_some_and(|own| known.iter().any(|entry| entry.extensions().contains(&own.as_str())))
-    };
-    let listed = |folder: &Path| -> Vec<PathBuf> {
-        std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
-    };
-    let found = listed(folder).into_iter().chain(listed(&folder.join("train"))).filter(fits);
-    found.min()
-}
-
 /// Returns the formats whose options are set; all formats if none has options.
 fn named_in(sets: &[String], formats: Vec<String>) -> Vec<String> {
     let is_set = |format: &&String| {
@@ -126,25 +112,16 @@ fn named_in(sets: &[String], formats: Vec<String>) -> Vec<String> {
 
 /// The formats of a path to try, by its extension: of HDF5, the layouts before the plain one.
 fn formats(path: &Path) -> Result<Vec<String>> {
-    let of = |path: &Path| path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
-    // A store of Zarr may have any name.
-    let own = DataPath::from(path.to_owned()).is_zarr().then(|| "zarr".to_owned()).or_else(|| of(path));
-    let extension = own.or_else(|| in_folder(path).as_deref().and_then(of));
-    let known = isobar_data::registered();
-    let fits = |entry: &&isobar_data::Entry| {
-        extension.as_deref().is_some_and(|extension| entry.extensions().contains(&extension))
-    };
-    let mut names: Vec<String> = known.iter().filter(fits).map(|entry| entry.name().to_owned()).collect();
-    names.sort_by_key(|name| name == "hdf5");
-    if names.is_empty() {
-        let all: Vec<&str> = known.iter().map(isobar_data::Entry::name).collect();
+    let fitting = DataPath::from(path.to_owned()).formats();
+    let names = |entries: &[Entry]| entries.iter().map(|entry| entry.name().to_owned()).collect::<Vec<_>>();
+    if fitting.is_empty() {
         return Err(Exit::Usage
             .because(format!(
                 "{}: its extension names no data format; name one of {} with --format",
                 path.display(),
-                all.join(", ")
+                names(&isobar_data::registered()).join(", ")
             ))
             .into());
     }
-    Ok(names)
+    Ok(names(&fitting))
 }

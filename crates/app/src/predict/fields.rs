@@ -67,10 +67,16 @@ impl Prediction<'_> {
         }
     }
 
-    /// Attributes of the file about the data that were predicted from.
+    /// Attributes of the file about the prediction and the data that it is from. Title and source are its own; a line is added to the
+    /// history of the data.
     pub(super) fn attributes(&self) -> Vec<(&'static str, String)> {
         let source = self.source;
-        let mut attributes = vec![("isobar_data", source.path().to_string())];
+        let mut attributes = vec![
+            ("title", self.name.clone()),
+            ("source", "prediction by a neural network".to_owned()),
+            ("history", format!("isobar {} predict", env!("CARGO_PKG_VERSION"))),
+            ("isobar_data", source.path().to_string()),
+        ];
         if source.has_own_targets() {
             attributes.push(("isobar_target_data", source.targets().path().display().to_string()));
         }

@@ -16,6 +16,7 @@ pub(super) struct Files {
     pub(super) errors: PathBuf,
     pub(super) curves: PathBuf,
     pub(super) metrics: PathBuf,
+    pub(super) metric_curves: PathBuf,
     pub(super) picture: PathBuf,
 }
 
@@ -26,6 +27,7 @@ impl Files {
             errors: out.with_extension("csv"),
             curves: out.with_extension("errors.png"),
             metrics: out.with_extension("metrics.jsonl"),
+            metric_curves: out.with_extension("metrics.png"),
             picture: out.with_extension("png"),
             out,
         }
@@ -42,8 +44,9 @@ impl Predict<'_> {
             bail!(Exit::Usage.because(format!("{beside}; {} would be one of these", out.display())));
         }
         let files = Files::beside(out);
-        let Files { out, errors, curves, metrics, picture } = &files;
-        outputs::check("--out", &[out, errors, curves, metrics, picture], &self.inputs(source))?;
+        let Files { out, errors, curves, metrics, metric_curves, picture } = &files;
+        let written = [out, errors, curves, metrics, metric_curves, picture];
+        outputs::check("--out", &written, &self.inputs(source))?;
         Ok(files)
     }
 

@@ -133,7 +133,7 @@ impl Job for Predict<'_> {
         let out = Out { path: &files.out, attributes: &attributes, plain: false };
         let outcome = trained.predict(&prediction, out, &scoring)?;
 
-        let report = Report::new(&trained, &prediction, &outcome, &scoring.report);
+        let report = Report::new(&trained, &prediction, &outcome, &scoring);
         let mut lines = vec![trained.origin.line(), prediction.line()];
         lines.extend(report.lines());
         if world.rank() == 0 {

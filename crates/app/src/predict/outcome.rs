@@ -7,8 +7,8 @@ use isobar_train::metric::Scoreboard;
 use isobar_train::{Variable, VariableError, mean_errors, mean_relative, percent};
 
 use super::divergence::Divergence;
-use crate::run::chart::{self, Chart, Curve};
-use crate::run::errors::{Compared, aligned};
+use crate::run::chart::{self, COLOURS, Chart, Curve, GREY, lead_time};
+use crate::run::errors::{Compared, UNWEIGHTED_RMSE, aligned};
 use crate::run::picture::Shown;
 use isobar_command::exit::{Because, Exit};
 
@@ -121,10 +121,6 @@ impl Outcome {
         if steps.len() < 2 {
             return Ok(false);
         }
-        let lead = |step: &Step| match (times.first(), times.get(step.step)) {
-            (Some(start), Some(time)) => time - start,
-            _ => step.step as f64,
-        };
         let value = |error: Option<&VariableError>| {
             error.filter(|error| !error.missing).map(|error| 100.0 * error.relative)
         };
@@ -132,11 +128,16 @@ impl Outcome {
         let chart = |(at, variable): (usize, &Variable)| Chart {
             title: format!("{}: relative L2 error in %", variable.name),
             axis: "lead time".to_owned(),
-            places: steps.iter().map(lead).collect(),
+            places: steps.iter().map(|of| lead_time(times, of.step)).collect(),
             curves: vec![
-                Curve { name: "forecast", values: steps.iter().map(|of| forecast(of, at)).collect() },
                 Curve {
-                    name: "no change",
+                    name: "forecast".to_owned(),
+                    colour: COLOURS[0],
+                    values: steps.iter().map(|of| forecast(of, at)).collect(),
+                },
+                Curve {
+                    name: "no change".to_owned(),
+                    colour: GREY,
                     values: steps.iter().map(|of| value(of.persistence.get(at))).collect(),
                 },
             ],
@@ -201,7 +202,7 @@ fn table(
         "no change".to_owned(),
         after(last),
         "no change".to_owned(),
-        "RMSE".to_owned(),
+        UNWEIGHTED_RMSE.to_owned(),
         String::new(),
     ]];
     for (at, variable) in variables.iter().enumerate() {

@@ -1,20 +1,20 @@
 //! The report of a prediction: lines to print, and files beside it.
 
 use anyhow::Result;
-use isobar_train::metric::{self, Scores};
+use isobar_train::metric::Scores;
 use isobar_train::{Variable, VariableError};
 
 use super::fields::Prediction;
 use super::files::Files;
 use super::outcome::Outcome;
 use super::trained::Trained;
-use crate::run::scoring;
+use crate::run::{Scoring, scoring};
 
 /// A finished prediction.
 pub(super) struct Report<'a> {
     prediction: &'a Prediction<'a>,
     outcome: &'a Outcome,
-    metrics: &'a metric::Report,
+    scoring: &'a Scoring,
     scores: Vec<Scores>,
     variables: &'a [Variable],
     /// Validation errors of the mean field, for samples without time.
@@ -30,7 +30,7 @@ impl<'a> Report<'a> {
         trained: &'a Trained<L, F>,
         prediction: &'a Prediction<'a>,
         outcome: &'a Outcome,
-        metrics: &'a metric::Report,
+        scoring: &'a Scoring,
     ) -> Self {
         let (variables, has_steps) = (&trained.model.variables[..], prediction.source.has_steps());
         let mean_field = if has_steps { &[] } else { &trained.baseline[..] };
@@ -42,13 +42,14 @@ impl<'a> Report<'a> {
         for scores in scores.iter_mut().filter(|scores| !outcome.is_finite(scores.step)) {
             scores.metrics.iter_mut().for_each(|(_, values)| values.fill(None));
         }
-        Self { prediction, outcome, metrics, scores, variables, mean_field, errors, warning }
+        Self { prediction, outcome, scoring, scores, variables, mean_field, errors, warning }
     }
 
     /// Formats errors and metrics as lines, up to the last step after which all samples are finite.
     pub(super) fn lines(&self) -> Vec<String> {
         let finite = self.scores.iter().take_while(|scores| self.outcome.is_finite(scores.step)).count();
-        let table = scoring::table(&self.scores[..finite], self.metrics, self.variables);
+        let Scoring { report, by_latitude, .. } = self.scoring;
+        let table = scoring::table(&self.scores[..finite], report, self.variables, *by_latitude);
         [&self.errors[..], &table].concat()
     }
 
@@ -60,7 +61,7 @@ impl<'a> Report<'a> {
     /// Writes the files beside the prediction, and returns a line for each file. One rank calls.
     pub(super) fn write(&self, files: &Files) -> Result<Vec<String>> {
         let Self { prediction, outcome, variables, .. } = self;
-        let Files { out, errors, curves, metrics, picture } = files;
+        let Files { out, errors, curves, metrics, metric_curves, picture } = files;
         let (source, times) = (prediction.source, prediction.times());
         let mut said = vec![format!("prediction  {}", out.display())];
         outcome.write_csv(errors, variables, &times, self.mean_field)?;
@@ -71,6 +72,10 @@ impl<'a> Report<'a> {
         if !self.scores.is_empty() {
             scoring::write(metrics, &self.scores, variables, &times)?;
             said.push(format!("metrics     {}", metrics.display()));
+        }
+        let report = &self.scoring.report;
+        if source.has_steps() && scoring::draw(metric_curves, &self.scores, report, variables, &times)? {
+            said.push(format!("curves      {}", metric_curves.display()));
         }
         if let Some(shown) = &outcome.first {
             shown.draw(source.has_steps(), &source.titles()?, picture)?;

@@ -333,7 +333,8 @@ where
         }
         if let Some(shown) = first.as_mut().filter(|_| round.first == 0) {
             let target = known.map(|known| known.target.narrow(0, 0, 1)).transpose()?;
-            shown.add(at + 1, &predicted.narrow(0, 0, 1)?, target.as_ref())?;
+            let truth = target.as_ref().map(|target| (target, &errors[at][..]));
+            shown.add(at + 1, &predicted.narrow(0, 0, 1)?, truth)?;
         }
         Ok(predicted)
     }

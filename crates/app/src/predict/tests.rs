@@ -128,7 +128,8 @@ fn model<L: FieldLayout, F: Forward<L::Array>>(
     layout: L,
     forward: F,
 ) -> FieldModel<L, F> {
-    let scales = Normalizer::of_scales(&[1.0]).unwrap();
+    let variables = source.variables().unwrap();
+    let scales = Normalizer::of_scales(&vec![1.0; variables.len()]).unwrap();
     let window = layout.window(&EXTENTS).unwrap();
     let forcing = (!source.names.forcings.is_empty()).then(|| scales.clone());
     FieldModel {
@@ -137,7 +138,7 @@ fn model<L: FieldLayout, F: Forward<L::Array>>(
         change: None,
         input: scales.clone(),
         target: scales,
-        variables: source.variables().unwrap(),
+        variables,
         roles: source.names.roles(&*source.data, &config.data, &window, forcing).unwrap(),
         missing: config.data.masks(),
         layout,
@@ -283,6 +284,41 @@ fn data_ranks_share_samples(
     let want = run(1);
     for ranks in [2, 3, 6] {
         assert_alike(&run(ranks), &want, &format!("{ranks} ranks"));
+    }
+}
+
+/// The picture shows the first variable, and its title has the error of that variable, without missing points.
+#[rstest]
+fn a_picture_has_the_error_of_its_variable(
+    #[values("error", "mask")] missing: &str,
+    #[values(1, 2)] ranks: usize,
+) {
+    let (folder, config) = data(json!({ "missing": missing, "fields": ["u", "wind"] }));
+    // The second variable is a thousand times the first, and is predicted exactly.
+    array(folder.path(), "wind", |_| 2000.0);
+    let out = folder.path().join("out.h5");
+    let found = threads::run(ranks, Duration::from_secs(60), |world| {
+        let asked = Asked { samples: &[2, 0], start: 0, steps: 2, out: &out };
+        let forward = |x: &Tensor, _: Option<Step<'_>>| {
+            Ok::<_, BoxError>(Tensor::cat(&[x.narrow(1, 0, 1) * 0.5, x.narrow(1, 1, 1)], 1))
+        };
+        with_full_fields(&config, &asked, &world, forward)
+    });
+    let errors = found[0].errors.iter().map(|samples| samples[0][0].relative * 100.0);
+    let [first, last] = <[f64; 2]>::try_from(errors.collect::<Vec<_>>()).unwrap();
+    assert!(first > 10.0 && last > first, "{first} {last}");
+    for outcome in &found {
+        let shown = outcome.first.as_ref().unwrap();
+        let titles = shown.panel_titles(true, &["input".to_owned(), "u".to_owned()]);
+        let expected = [
+            "u, truth, step 1".to_owned(),
+            "u, truth, step 2".to_owned(),
+            "prediction".to_owned(),
+            "prediction".to_owned(),
+            format!("error of u, {first:.1} % in L2"),
+            format!("error of u, {last:.1} % in L2"),
+        ];
+        assert_eq!(titles, expected);
     }
 }
 

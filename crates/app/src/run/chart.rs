@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::raster::{Canvas, INK, LETTER, MARGIN, NUMBERS, Rgb, SIDE, number};
 use isobar_command::exit::{Because, Exit};
 
-/// Curves of one quantity, from 0 to the largest value.
+/// Curves of one quantity, over a range that contains 0.
 pub(crate) struct Chart {
     /// Text above the curves.
     pub(crate) title: String,
@@ -15,21 +15,43 @@ pub(crate) struct Chart {
     pub(crate) axis: String,
     /// Places on the horizontal axis, ascending.
     pub(crate) places: Vec<f64>,
+    /// The first is drawn above the others.
     pub(crate) curves: Vec<Curve>,
 }
 
 /// A value at each place; `None` where there is none.
 pub(crate) struct Curve {
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
+    pub(crate) colour: Rgb,
     pub(crate) values: Vec<Option<f64>>,
 }
 
-/// Colours of the curves, in their order.
-const COLOURS: [Rgb; 2] = [[31, 119, 180], [150, 150, 150]];
+/// Colours of curves that are compared with each other.
+pub(crate) const COLOURS: [Rgb; 8] = [
+    [31, 119, 180],
+    [255, 127, 14],
+    [44, 160, 44],
+    [214, 39, 40],
+    [148, 103, 189],
+    [140, 86, 75],
+    [227, 119, 194],
+    [23, 190, 207],
+];
+/// Colour of a baseline.
+pub(crate) const GREY: Rgb = [150, 150, 150];
 const FRAME: Rgb = [210, 210, 210];
 const COLUMNS: usize = 4;
-/// Pixels of a chart with its texts.
-const CELL: (usize, usize) = (NUMBERS + SIDE + 2 * MARGIN, SIDE + 5 * LETTER);
+/// Pixels of a chart across, with its texts.
+const WIDTH: usize = NUMBERS + SIDE + 2 * MARGIN;
+
+/// Returns the lead time after a step: from the first of `times`, those of the start and of each step, or its number where times are
+/// unknown.
+pub(crate) fn lead_time(times: &[f64], step: usize) -> f64 {
+    match (times.first(), times.get(step)) {
+        (Some(start), Some(time)) => time - start,
+        _ => step as f64,
+    }
+}
 
 /// Writes charts side by side, and one below the other, as PNG.
 pub(crate) fn save(charts: &[Chart], path: &Path) -> Result<()> {
@@ -39,29 +61,68 @@ pub(crate) fn save(charts: &[Chart], path: &Path) -> Result<()> {
 
 fn canvas(charts: &[Chart]) -> Canvas {
     let (columns, rows) = (charts.len().min(COLUMNS), charts.len().div_ceil(COLUMNS));
-    let mut canvas = Canvas::blank(columns * CELL.0 + MARGIN, rows * CELL.1 + MARGIN);
+    let names = charts.iter().map(|chart| chart.legend().len()).max().unwrap_or_default();
+    let height = SIDE + (4 + names) * LETTER;
+    let mut canvas = Canvas::blank(columns * WIDTH + MARGIN, rows * height + MARGIN);
     for (at, chart) in charts.iter().enumerate() {
-        chart.draw(&mut canvas, MARGIN + at % COLUMNS * CELL.0, MARGIN + at / COLUMNS * CELL.1);
+        let (left, top) = (MARGIN + at % COLUMNS * WIDTH, MARGIN + at / COLUMNS * height);
+        chart.draw_texts(&mut canvas, left, top);
+        chart.draw_curves(&mut canvas, left + NUMBERS, top + (1 + names) * LETTER + LETTER / 2);
     }
     canvas
 }
 
 impl Chart {
-    fn draw(&self, canvas: &mut Canvas, left: usize, top: usize) {
-        canvas.text(&self.title, (left, top), INK);
-        let mut place = left;
-        for (curve, colour) in self.curves.iter().zip(COLOURS) {
-            canvas.text(curve.name, (place, top + LETTER), colour);
-            place += (curve.name.chars().count() + 2) * LETTER / 2;
+    /// Arranges the names of the curves in rows no wider than the chart, each with its place in pixels.
+    fn legend(&self) -> Vec<Vec<(usize, &Curve)>> {
+        let (mut rows, mut place) = (vec![Vec::new()], 0);
+        for curve in &self.curves {
+            let width = (curve.name.chars().count() + 2) * LETTER / 2;
+            if place > 0 && place + width > WIDTH {
+                rows.push(Vec::new());
+                place = 0;
+            }
+            if let Some(row) = rows.last_mut() {
+                row.push((place, curve));
+            }
+            place += width;
         }
-        let (left, top) = (left + NUMBERS, top + 2 * LETTER + LETTER / 2);
+        rows
+    }
+
+    /// Writes the title and the names of the curves.
+    fn draw_texts(&self, canvas: &mut Canvas, left: usize, top: usize) {
+        canvas.text(&self.title, (left, top), INK);
+        for (row, curves) in self.legend().into_iter().enumerate() {
+            for (place, curve) in curves {
+                canvas.text(&curve.name, (left + place, top + (1 + row) * LETTER), curve.colour);
+            }
+        }
+    }
+
+    /// Returns the least and the largest value, and 0 if it is beyond them.
+    fn range(&self) -> (f64, f64) {
+        let values = self.curves.iter().flat_map(|curve| curve.values.iter().flatten().copied());
+        let values = values.filter(|value| value.is_finite());
+        values.fold((0.0, 0.0), |(low, high): (f64, f64), value| (low.min(value), high.max(value)))
+    }
+
+    /// Draws the curves with the numbers of both axes.
+    fn draw_curves(&self, canvas: &mut Canvas, left: usize, top: usize) {
+        let (low, high) = self.range();
+        let share = |value: f64, low: f64, high: f64| match high > low {
+            true => (value - low) / (high - low),
+            false => 0.0,
+        };
+        let height = |value: f64| top as f64 + (1.0 - share(value, low, high)) * (SIDE - 1) as f64;
         for line in 0..=4 {
             canvas.block(left, top + line * SIDE / 4, SIDE, 1, FRAME);
         }
-        let values = self.curves.iter().flat_map(|curve| curve.values.iter().flatten().copied());
-        let most = values.filter(|value| value.is_finite()).fold(0.0, f64::max);
-        canvas.text(&number(most), (left - NUMBERS, top), INK);
-        canvas.text("0", (left - NUMBERS, top + SIDE - LETTER), INK);
+        if low < 0.0 {
+            canvas.block(left, height(0.0) as usize, SIDE, 1, GREY);
+        }
+        canvas.text(&number(high), (left - NUMBERS, top), INK);
+        canvas.text(&number(low), (left - NUMBERS, top + SIDE - LETTER), INK);
         let (first, last) = (self.places.first().copied(), self.places.last().copied());
         let (first, last) = (first.unwrap_or(0.0), last.unwrap_or(0.0));
         let below = top + SIDE + LETTER / 2;
@@ -69,24 +130,18 @@ impl Chart {
         let end = number(last);
         canvas.text(&end, (left + SIDE - end.len() * LETTER / 2, below), INK);
         canvas.text(&self.axis, (left + SIDE / 2 - self.axis.len() * LETTER / 4, below), INK);
-        let share =
-            |value: f64, low: f64, high: f64| if high > low { (value - low) / (high - low) } else { 0.0 };
-        // Behind the others first: the first curve is what the picture is about.
-        for (curve, colour) in self.curves.iter().zip(COLOURS).rev() {
-            let points: Vec<Option<(f64, f64)>> = self
-                .places
-                .iter()
-                .zip(&curve.values)
-                .map(|(place, value)| {
-                    let value = value.filter(|value| value.is_finite())?;
-                    let x = left as f64 + share(*place, first, last) * (SIDE - 1) as f64;
-                    Some((x, top as f64 + (1.0 - share(value, 0.0, most)) * (SIDE - 1) as f64))
-                })
-                .collect();
-            points.iter().flatten().for_each(|&(x, y)| canvas.block(x as usize, y as usize, 3, 3, colour));
+        // The last curve first, so that the first is above the others.
+        for Curve { colour, values, .. } in self.curves.iter().rev() {
+            let point = |(place, value): (&f64, &Option<f64>)| {
+                let value = value.filter(|value| value.is_finite())?;
+                let x = left as f64 + share(*place, first, last) * (SIDE - 1) as f64;
+                Some((x, height(value)))
+            };
+            let points: Vec<Option<(f64, f64)>> = self.places.iter().zip(values).map(point).collect();
+            points.iter().flatten().for_each(|&(x, y)| canvas.block(x as usize, y as usize, 3, 3, *colour));
             for pair in points.windows(2) {
                 if let [Some(from), Some(to)] = pair {
-                    segment(canvas, *from, *to, colour);
+                    segment(canvas, *from, *to, *colour);
                 }
             }
         }
@@ -111,14 +166,18 @@ mod tests {
 
     #[rstest]
     fn curves_go_from_the_first_value_to_the_last(#[values(f64::NAN, f64::INFINITY)] diverged: f64) {
-        let curve = |name, values: [Option<f64>; 3]| Curve { name, values: values.to_vec() };
+        let curve = |name: &str, colour, values: [Option<f64>; 3]| Curve {
+            name: name.to_owned(),
+            colour,
+            values: values.to_vec(),
+        };
         let chart = Chart {
             title: "u".to_owned(),
             axis: "lead time".to_owned(),
             places: vec![1.0, 2.0, 3.0],
             curves: vec![
-                curve("forecast", [Some(0.0), Some(1.0), Some(2.0)]),
-                curve("no change", [Some(2.0), None, Some(diverged)]),
+                curve("forecast", COLOURS[0], [Some(0.0), Some(1.0), Some(2.0)]),
+                curve("no change", GREY, [Some(2.0), None, Some(diverged)]),
             ],
         };
         let canvas = canvas(&[chart]);
@@ -126,13 +185,34 @@ mod tests {
         assert_eq!(canvas.pixel(left, top + SIDE - 1), COLOURS[0]);
         assert_eq!(canvas.pixel(left + SIDE - 1, top), COLOURS[0]);
         assert_eq!(canvas.pixel(left + SIDE / 2, top + SIDE / 2), COLOURS[0]);
-        assert_eq!(canvas.pixel(left, top), COLOURS[1], "a value without neighbours is a dot");
+        assert_eq!(canvas.pixel(left, top), GREY, "a value without neighbours is a dot");
         assert_eq!(canvas.pixel(left + SIDE / 2, top + 9), [255; 3]);
+    }
+
+    /// Values below 0 are below its line, and names that do not fit into a row begin the next.
+    #[test]
+    fn many_curves_of_both_signs_have_room() {
+        let values = |at: usize| vec![Some(-1.0), Some(at as f64)];
+        let curve = |at: usize| {
+            let name = format!("geopotential_{at}00");
+            Curve { name, colour: COLOURS[at], values: values(at) }
+        };
+        let curves: Vec<Curve> = (0..4).map(curve).collect();
+        let (title, axis) = ("bias".to_owned(), "lead time".to_owned());
+        let chart = Chart { title, axis, places: vec![1.0, 2.0], curves };
+        assert_eq!(chart.range(), (-1.0, 3.0));
+        let rows: Vec<usize> = chart.legend().iter().map(Vec::len).collect();
+        assert_eq!(rows, [2, 2]);
+        let canvas = canvas(&[chart]);
+        let (left, top) = (MARGIN + NUMBERS, MARGIN + 3 * LETTER + LETTER / 2);
+        assert_eq!(canvas.pixel(left, top + SIDE - 1), COLOURS[0]);
+        assert_eq!(canvas.pixel(left + SIDE - 1, top), COLOURS[3]);
+        assert_eq!(canvas.pixel(left + 3 * SIDE / 4, top + 3 * (SIDE - 1) / 4), GREY, "0");
     }
 
     #[test]
     fn nothing_but_zeros_and_a_single_place_are_drawn() {
-        let curves = vec![Curve { name: "forecast", values: vec![Some(0.0)] }];
+        let curves = vec![Curve { name: "forecast".to_owned(), colour: COLOURS[0], values: vec![Some(0.0)] }];
         let (title, axis) = ("u".to_owned(), "lead time".to_owned());
         let chart = Chart { title, axis, places: vec![1.0], curves };
         let folder = tempfile::tempdir().unwrap();

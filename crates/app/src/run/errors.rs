@@ -8,6 +8,9 @@ pub(crate) fn baseline_name(has_steps: bool) -> &'static str {
     if has_steps { "predicting no change" } else { "predicting the mean field" }
 }
 
+/// Header of the RMSEs of errors, which count all points alike, unlike the metric `rmse`.
+pub(crate) const UNWEIGHTED_RMSE: &str = "RMSE, unweighted";
+
 /// Errors of a network and of its baseline at one lead time.
 pub(crate) struct Compared<'a> {
     pub(crate) errors: &'a [VariableError],
@@ -20,7 +23,7 @@ impl Compared<'_> {
     pub(crate) fn summary(&self, variables: &[Variable], baseline: &str) -> String {
         let mut text = format!("relative L2 error {}", percent(mean_relative(self.errors)));
         match (variables, self.errors) {
-            ([variable], [error]) => text += &format!(", RMSE {}", variable.quantity(error.rmse)),
+            ([variable], [error]) => text += &format!(", unweighted RMSE {}", variable.quantity(error.rmse)),
             _ => {
                 let all = self.errors.len();
                 text += &match self.errors.iter().filter(|error| !error.missing).count() {
@@ -40,7 +43,7 @@ impl Compared<'_> {
         if variables.len() < 2 {
             return Vec::new();
         }
-        let mut rows = vec![["variable", "error", "baseline", "RMSE", ""].map(str::to_owned)];
+        let mut rows = vec![["variable", "error", "baseline", UNWEIGHTED_RMSE, ""].map(str::to_owned)];
         for (at, (variable, error)) in variables.iter().zip(self.errors).enumerate() {
             let baseline = self.baseline.get(at);
             rows.push([
@@ -95,9 +98,9 @@ mod tests {
             "relative L2 error 64.70 %, mean over 2 variables; predicting no change gives 65.00 %"
         );
         insta::assert_snapshot!(compared.table(&variables).join("\n"), @r"
-        variable       error  baseline     RMSE
-        velocity_x  128.00 %  128.00 %    10.26  no better
-        h             1.40 %    2.00 %  137.2 m
+        variable       error  baseline  RMSE, unweighted
+        velocity_x  128.00 %  128.00 %             10.26  no better
+        h             1.40 %    2.00 %           137.2 m
         ");
         assert_eq!(
             compared.no_better(&variables, "one step ahead", "predicting no change").unwrap(),
@@ -110,7 +113,7 @@ mod tests {
         assert_eq!(good.no_better(&variables[1..], "", ""), None);
         assert_eq!(
             good.summary(&variables[1..], "predicting no change"),
-            "relative L2 error 1.40 %, RMSE 137.2 m; predicting no change gives 2.00 %"
+            "relative L2 error 1.40 %, unweighted RMSE 137.2 m; predicting no change gives 2.00 %"
         );
         assert!(good.table(&variables[1..]).is_empty());
     }

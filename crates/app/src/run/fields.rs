@@ -1,41 +1,28 @@
 //! The samples of a run, and what they are scaled by.
 
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use isobar_collectives::Group;
 use isobar_data::{
-    Cache, Dataset, InMemory, Normalizer, Part, Parts, Reader, ReaderOptions, Samples, StreamOptions,
-    Streamed, TargetWindow, TrainSteps, Window,
+    Cache, InMemory, Normalizer, Part, Parts, Reader, ReaderOptions, Samples, StreamOptions, Streamed,
+    TargetWindow, TrainSteps,
 };
 use isobar_train::SampleFingerprint;
 use isobar_train::config::{DataConfig, Predict};
 use tch::{Device, Kind, Tensor};
 
 use super::all_ok;
-use super::roles::{as_str, channels};
+use super::part_window::PartWindows;
+use super::place::Place;
+use super::reading::Reading;
+use super::roles::channels;
+use super::room;
 use super::scales::{Scales, check_same, scales_alike};
 use super::source::Source;
 use super::statics::Statics;
 use isobar_command::exit::{Because, Exit};
-
-/// Window that a rank reads of each field, and the number of samples that it reads at a time.
-pub(crate) struct Place<'a> {
-    /// A range for each spatial dim of the inputs.
-    pub(crate) window: &'a [Range<usize>],
-    /// A range for each spatial dim of the targets.
-    pub(crate) target_window: &'a [Range<usize>],
-    /// Dtype and device of what the network sees.
-    pub(crate) options: (Kind, Device),
-    /// Most samples that this rank reads at a time.
-    pub(crate) own: usize,
-    /// Most samples that a task asks for at a time in validation: the same on all ranks.
-    pub(crate) at_once: usize,
-    /// The folder that keeps the statistics of the training samples for the next start.
-    pub(crate) keep: Option<&'a Path>,
-}
 
 /// Samples of a run: this rank's window of them, in memory or read while they are needed.
 pub(crate) struct Fields {
@@ -76,19 +63,35 @@ impl Fields {
         if source.has_own_targets() {
             extents += &format!(" and {}", text(&source.target_extents()));
         }
-        let description = format!("{} + {} samples of {extents}", counts[0], counts[1]);
-        let scales = scales_alike(source, train, (config, &description), (world, place.keep))?;
+        let times = [train, validation].map(|part| part.data.times().unwrap_or_default().len());
+        let frames = match source.has_steps() {
+            true => format!("{} + {} frames of ", times[0], times[1]),
+            false => String::new(),
+        };
+        let description = format!("{} + {} samples of {frames}{extents}", counts[0], counts[1]);
+        let windows = match config.cache {
+            Cache::All => {
+                let of = |part: &Part| PartWindows::new(source, place, part);
+                Some([of(train)?, of(validation)?])
+            }
+            Cache::None | Cache::Window => None,
+        };
+        if let Some(windows) = &windows {
+            room::check_samples(world, windows, place)?;
+        }
+        let scales = scales_alike(source, train, (config, &description), (world, place))?;
         let (statics, _) = all_ok(world, Statics::normalizer(source).map(|statics| (Vec::new(), statics)))?;
         let scales = (scales, statics);
-        if config.cache != Cache::All {
+        let Some(windows) = windows else {
             let streamed = streamed(source, config, place, (train, validation));
             let (((train, validation, rollouts), reader), _) =
                 all_ok(world, streamed.map(|streamed| (Vec::new(), streamed)))?;
             let rollouts = rollouts.map(|rollouts| Box::new(rollouts) as Box<dyn Samples>);
             let (train, validation) = (Box::new(train), Box::new(validation));
             return Ok(Self::of(train, validation, rollouts, scales, Some(reader)));
-        }
-        let read = in_memory(source, config, place, (train, validation)).and_then(|read| {
+        };
+        let values = read_all(&windows, place, world)?;
+        let read = in_memory(source, config, values).and_then(|read| {
             let description = format!(
                 "{description} with targets of mean {:.6e} and standard deviation {:.6e}",
                 scales.0.target.mean()[0],
@@ -167,34 +170,33 @@ impl Fields {
     }
 }
 
-/// Reads all samples.
-fn in_memory(
-    source: &Source,
-    config: &DataConfig,
-    place: &Place<'_>,
-    (train, validation): (&Part, &Part),
-) -> Result<Three<InMemory>> {
-    let (inputs, targets, stored) = (as_str(&source.inputs), as_str(&source.targets), source.names.stored());
-    let (kind, device) = place.options;
-    let all = |part: &Part| part.samples.clone().collect::<Vec<usize>>();
-    if !source.has_steps() {
-        let load = |part: &Part| -> Result<InMemory> {
-            let read = |data: &dyn Dataset, window: &[Range<usize>], names: &[&str]| -> Result<Tensor> {
-                Ok(data.read(&Window::still(window), &all(part), names)?.f_select(1, 0)?)
-            };
-            let inputs = read(&*part.data, place.window, &inputs)?;
-            let targets = read(&**part.targets(), place.target_window, &targets)?;
-            Ok(InMemory::pairs(inputs, targets)?.to(device, kind)?)
-        };
-        return Ok((load(train)?, load(validation)?, None));
-    }
-    let load = |part: &Part| -> Result<(Tensor, Vec<f64>)> {
-        let times = part.data.times().unwrap_or_default();
-        let window = Window { frames: 0..times.len(), points: place.window.to_vec() };
-        let values = part.data.read(&window, &all(part), &as_str(&stored))?;
-        Ok((values.f_to_device(device)?.f_to_kind(kind)?, times.to_vec()))
+/// Values of a part: of trajectories all frames, and of samples without time inputs and targets, with one frame each.
+type Values = (Tensor, Option<Tensor>);
+
+/// Reads the values of training and of validation; an error of one rank is an error on all. All ranks call.
+fn read_all([train, validation]: &[PartWindows; 2], place: &Place<'_>, world: &Group) -> Result<[Values; 2]> {
+    let kind = place.options.0;
+    let size =
+        (train.bytes(kind).saturating_add(validation.bytes(kind)), train.rounds() + validation.rounds());
+    let mut reading = Reading::new((world, place.signals), "reading the samples into memory", size);
+    Ok([train.read(place.options, &mut reading)?, validation.read(place.options, &mut reading)?])
+}
+
+/// Makes samples of the values of training and of validation.
+fn in_memory(source: &Source, config: &DataConfig, values: [Values; 2]) -> Result<Three<InMemory>> {
+    let pairs = |inputs: Tensor, targets: Tensor| -> Result<InMemory> {
+        Ok(InMemory::pairs(inputs.f_select(1, 0)?, targets.f_select(1, 0)?)?)
     };
-    in_rollouts(config, &load(train)?, &load(validation)?)
+    match values {
+        [(inputs, Some(targets)), (of_validation, Some(validated))] => {
+            Ok((pairs(inputs, targets)?, pairs(of_validation, validated)?, None))
+        }
+        [(train, _), (validation, _)] => {
+            let times = |part: &Part| part.data.times().unwrap_or_default().to_vec();
+            let Parts { train: of_train, validation: of_validation, .. } = &source.parts;
+            in_rollouts(config, &(train, times(of_train)), &(validation, times(of_validation)))
+        }
+    }
 }
 
 /// Cuts trajectories, `[trajectory, frame, channel, spatial…]` with the times of their frames, into samples.

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use isobar_array::Array;
 use isobar_collectives::Group;
+use isobar_data::DataVariable;
 use isobar_torch::memory::to_vec;
-use isobar_train::loss::relative_l2_errors;
-use isobar_train::{FieldLayout, FieldTask, Forward};
+use isobar_train::{FieldLayout, FieldTask, Forward, VariableError};
 use tch::{Device, Kind, Tensor};
 
 use super::raster::{Canvas, Field, Palette, Panel};
@@ -36,21 +36,11 @@ struct Frame {
     /// The first is 1.
     step: usize,
     prediction: Tensor,
-    /// Truth, and the error of each sample; `None` beyond the data.
-    truth: Option<(Tensor, Vec<f64>)>,
+    /// Truth, and the error of each sample in the channel that is shown; `None` beyond the data.
+    truth: Option<(Tensor, Vec<VariableError>)>,
 }
 
 impl Shown {
-    /// Shows samples `[sample, channel, spatial…]`, what truly came of them after each step, as far as it is known, and what a
-    /// network made of them. All ranks that share the fields call; what they exchange are the planes that are shown.
-    pub(crate) fn of<A: Array>(input: &A, truth: &[A], prediction: &[A]) -> Result<Self> {
-        let mut shown = Self::begin(input, prediction.len())?;
-        for (at, predicted) in prediction.iter().enumerate() {
-            shown.add(at + 1, predicted, truth.get(at))?;
-        }
-        Ok(shown)
-    }
-
     /// Begins the picture of a prediction of `steps` steps from samples `[sample, channel, spatial…]`; [`add`](Self::add) adds the
     /// steps. All ranks that share the fields call.
     pub(crate) fn begin<A: Array>(input: &A, steps: usize) -> Result<Self> {
@@ -60,24 +50,46 @@ impl Shown {
         Ok(Self { input: plane(input)?, steps, frames: Vec::new() })
     }
 
-    /// Adds the prediction after a step, from 1 on, and the truth if it is known; leaves steps out that are not shown. All ranks that
-    /// share the fields call, step by step.
-    pub(crate) fn add<A: Array>(&mut self, step: usize, predicted: &A, truth: Option<&A>) -> Result<()> {
+    /// Adds the prediction after a step, from 1 on, and the truth with the errors of each sample and channel if it is known; leaves
+    /// steps out that are not shown. All ranks that share the fields call, step by step.
+    pub(crate) fn add<A: Array>(
+        &mut self,
+        step: usize,
+        predicted: &A,
+        truth: Option<(&A, &[Vec<VariableError>])>,
+    ) -> Result<()> {
         if !self.steps.contains(&step) {
             return Ok(());
         }
-        let compare =
-            |target: &A| -> Result<_> { Ok((plane(target)?, relative_l2_errors(predicted, target)?)) };
-        let truth = truth.map(compare).transpose()?;
+        let known = |(target, errors): (&A, &[Vec<VariableError>])| -> Result<_> {
+            let shown = |channels: &Vec<VariableError>| channels.first().copied();
+            let shown = errors.iter().map(|channels| shown(channels).unwrap_or(VariableError::MISSING));
+            Ok((plane(target)?, shown.collect()))
+        };
+        let truth = truth.map(known).transpose()?;
         self.frames.push(Frame { step, prediction: plane(predicted)?, truth });
         Ok(())
     }
 
     /// Draws the first sample: frames of a trajectory, or a pair's input, truth, prediction and error.
-    /// `titles` are those of the input and the target of a pair.
+    /// `titles` are those of the channels that are shown of the input and of the target.
     pub(crate) fn draw(&self, frames: bool, titles: &[String; 2], path: &Path) -> Result<()> {
-        let rows = if frames { self.strip()? } else { vec![self.row(0, titles)?] };
-        save(&rows, path)
+        save(&self.rows(frames, 1, titles)?, path)
+    }
+
+    /// Builds the panels of a trajectory, or of the first samples, one per row.
+    fn rows(&self, frames: bool, samples: usize, titles: &[String; 2]) -> Result<Vec<Vec<Panel>>> {
+        match frames {
+            true => self.strip(&titles[1]),
+            false => (0..samples).map(|sample| self.row(sample, titles)).collect(),
+        }
+    }
+
+    /// Returns the titles of the panels of the first sample.
+    #[cfg(test)]
+    pub(crate) fn panel_titles(&self, frames: bool, titles: &[String; 2]) -> Vec<String> {
+        let rows = self.rows(frames, 1, titles).unwrap();
+        rows.iter().flatten().map(|panel| panel.title().to_owned()).collect()
     }
 
     /// A sample of a network that maps one field to another.
@@ -91,35 +103,36 @@ impl Shown {
             panels.push(solution.panel(&format!("{to}, truth"), Palette::Viridis).over(range));
             panels.push(predicted.panel("prediction", Palette::Viridis).over(range));
             let difference = field(&prediction.f_sub(target)?.f_abs()?, sample)?;
-            panels.push(difference.panel(&percent(errors[sample]), Palette::Magma));
+            panels.push(difference.panel(&error_title(to, &errors[sample]), Palette::Magma));
         }
         Ok(panels)
     }
 
-    /// The first rollout: the truth, the prediction, and their difference.
-    fn strip(&self) -> Result<Vec<Vec<Panel>>> {
+    /// The first rollout: the truth of the variable `name`, the prediction, and their difference.
+    fn strip(&self, name: &str) -> Result<Vec<Vec<Panel>>> {
         if self.input.dim() == 2 {
-            return self.lines();
+            return self.lines(name);
         }
         let mut rows = [const { Vec::new() }; 3];
         for Frame { step, prediction, truth } in &self.frames {
             let predicted = field(prediction, 0)?;
             let Some((target, errors)) = truth else {
-                rows[1].push(predicted.panel(&format!("prediction, step {step}"), Palette::Viridis));
+                let title = format!("{name}, prediction, step {step}");
+                rows[1].push(predicted.panel(&title, Palette::Viridis));
                 continue;
             };
             let frame = field(target, 0)?;
             let range = frame.range_with(&predicted);
             let difference = field(&prediction.f_sub(target)?.f_abs()?, 0)?;
-            rows[0].push(frame.panel(&format!("truth, step {step}"), Palette::Viridis).over(range));
+            rows[0].push(frame.panel(&format!("{name}, truth, step {step}"), Palette::Viridis).over(range));
             rows[1].push(predicted.panel("prediction", Palette::Viridis).over(range));
-            rows[2].push(difference.panel(&percent(errors[0]), Palette::Magma));
+            rows[2].push(difference.panel(&error_title(name, &errors[0]), Palette::Magma));
         }
         Ok(rows.into_iter().filter(|row| !row.is_empty()).collect())
     }
 
     /// Builds the panels of 1-D fields, one row per step: first as far as the truth is known, then the prediction to its end.
-    fn lines(&self) -> Result<Vec<Vec<Panel>>> {
+    fn lines(&self, name: &str) -> Result<Vec<Vec<Panel>>> {
         let (mut rows, mut known, mut last) = (Vec::new(), [const { Vec::new() }; 3], None);
         for Frame { step, prediction, truth } in &self.frames {
             if let Some((target, errors)) = truth {
@@ -134,14 +147,14 @@ impl Shown {
             let (frames, predicted) = (frames?, predicted?);
             let range = frames.range_with(&predicted);
             rows.push(vec![
-                frames.panel(&format!("truth, down to step {step}"), Palette::Viridis).over(range),
+                frames.panel(&format!("{name}, truth, down to step {step}"), Palette::Viridis).over(range),
                 predicted.panel("prediction", Palette::Viridis).over(range),
-                difference?.panel(&format!("{} at step {step}", percent(error)), Palette::Magma),
+                difference?.panel(&format!("{} at step {step}", error_title(name, &error)), Palette::Magma),
             ]);
         }
         if let Some(end) = self.frames.last().filter(|end| end.truth.is_none()) {
             let all: Vec<Tensor> = self.frames.iter().map(|frame| frame.prediction.shallow_clone()).collect();
-            let title = format!("prediction, down to step {}", end.step);
+            let title = format!("{name}, prediction, down to step {}", end.step);
             rows.push(vec![over_steps(&all)?.panel(&title, Palette::Viridis)]);
         }
         Ok(rows)
@@ -169,14 +182,17 @@ where
     }
     let prediction = task.predict(data, &samples).map_err(anyhow::Error::from_boxed)?;
     let (input, truth) = task.truth(data, &samples).map_err(anyhow::Error::from_boxed)?;
-    let shown = Shown::of(&input, &truth, &prediction)?;
+    let mut shown = Shown::begin(&input, prediction.len())?;
+    for (at, predicted) in prediction.iter().enumerate() {
+        let errors_of = |target| task.model.errors_of(predicted, target).map_err(anyhow::Error::from_boxed);
+        let known = truth.get(at).map(|target| Ok::<_, anyhow::Error>((target, errors_of(target)?)));
+        let known = known.transpose()?;
+        shown.add(at + 1, predicted, known.as_ref().map(|(target, errors)| (*target, &errors[..])))?;
+    }
     if world.rank() > 0 {
         return Ok(None);
     }
-    let rows = match task.persists() {
-        true => shown.strip()?,
-        false => samples.iter().map(|&sample| shown.row(sample, titles)).collect::<Result<_>>()?,
-    };
+    let rows = shown.rows(task.persists(), samples.len(), titles)?;
     let path = folder.join("validation.png");
     if path.is_symlink() {
         // Not through it: what it points to is not the run's.
@@ -193,8 +209,18 @@ fn save(rows: &[Vec<Panel>], path: &Path) -> Result<()> {
     saved.map_err(|error| Exit::Data.because(format!("cannot write {}: {error}", path.display())).into())
 }
 
-fn percent(error: f64) -> String {
-    format!("error, {:.1} % in L2", error * 100.0)
+/// Returns the title of the first channel of a variable: the channel's name if the variable has levels or components.
+pub(super) fn title(variable: &DataVariable) -> &str {
+    let channel = variable.channels.first().filter(|_| variable.has_channel_axis());
+    channel.map_or_else(|| variable.title(), String::as_str)
+}
+
+/// Title of the difference of a variable from its truth.
+fn error_title(name: &str, error: &VariableError) -> String {
+    match error.missing {
+        true => format!("error of {name}, no values"),
+        false => format!("error of {name}, {:.1} % in L2", error.relative * 100.0),
+    }
 }
 
 /// Returns whether fields `[sample, channel, spatial…]` have one spatial dim.
@@ -236,4 +262,33 @@ fn over_steps(lines: &[Tensor]) -> Result<Field> {
     let lines = Tensor::f_stack(lines, 1)?;
     let (_, steps, points) = lines.size3()?;
     field(&lines.f_repeat_interleave_self_int((points / steps).max(1), 1, None)?, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_title_names_the_level() {
+        let scalar = DataVariable { title: Some("depth".to_owned()), ..DataVariable::scalar("h") };
+        let levels = DataVariable { channels: vec!["z_500".into(), "z_850".into()], ..scalar.clone() };
+        assert_eq!(
+            [title(&DataVariable::scalar("h")), title(&scalar), title(&levels)],
+            ["h", "depth", "z_500"]
+        );
+    }
+
+    /// Each sample has the error of the channel that is shown, and none where the truth is missing.
+    #[test]
+    fn pairs_have_the_error_of_the_first_channel() {
+        let fields = Tensor::ones([2, 2, 4, 4], (Kind::Double, Device::Cpu));
+        let (small, large) = (VariableError::new(0.01, 1.0), VariableError::new(0.426, 1.0));
+        let mut shown = Shown::begin(&fields, 1).unwrap();
+        let errors = [vec![large, small], vec![VariableError::MISSING, small]];
+        shown.add(1, &fields, Some((&fields, &errors))).unwrap();
+        let titles = ["from".to_owned(), "to".to_owned()];
+        let expected = ["from", "to, truth", "prediction", "error of to, 42.6 % in L2"];
+        assert_eq!(shown.panel_titles(false, &titles), expected);
+        assert_eq!(shown.row(1, &titles).unwrap()[3].title(), "error of to, no values");
+    }
 }

@@ -41,7 +41,7 @@ pub(crate) struct Canvas {
 }
 
 /// Red, green, blue.
-pub(super) type Rgb = [u8; 3];
+pub(crate) type Rgb = [u8; 3];
 
 /// Pixels along each side of a field, at least.
 pub(super) const SIDE: usize = 256;
@@ -79,6 +79,12 @@ impl Panel {
     pub(crate) fn over(mut self, range: (f64, f64)) -> Self {
         self.range = range;
         self
+    }
+
+    /// Text above the field.
+    #[cfg(test)]
+    pub(super) fn title(&self) -> &str {
+        &self.title
     }
 
     /// Pixels of a value, in both directions.

@@ -207,7 +207,8 @@ fn steps(data: &dyn Dataset, config: &DataConfig) -> Result<(Vec<String>, Vec<St
         if !names.is_empty() {
             bail!(Exit::Usage.because(format!(
                 "data.{key} is for samples without time, but {} holds trajectories; name the variables that are mapped from \
-                 frame to frame in data.fields: --set 'data.{key}=[]' --set 'data.fields={names:?}'",
+                 frame to frame in data.fields: --set 'data.{key}=[]' --set 'data.fields={names:?}'; to map inputs to targets of the \
+                 same time instead, add the table [data.target] (without keys, for targets in the same data)",
                 data.path().display()
             )));
         }

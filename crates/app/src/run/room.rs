@@ -1,4 +1,4 @@
-//! Check that the network of a run fits into memory.
+//! Checks that the network of a run and its samples fit into memory.
 
 use anyhow::{Result, bail};
 use isobar_collectives::Group;
@@ -10,6 +10,8 @@ use isobar_shard::{ModelSize, ParallelRegion, ParamCount};
 use isobar_train::SHARD_AXIS;
 use tch::{Device, Kind};
 
+use super::part_window::PartWindows;
+use super::place::Place;
 use super::ranks::Arrangement;
 use crate::config::Config;
 use isobar_command::exit::{Because, Exit};
@@ -65,7 +67,32 @@ pub(super) fn check(
     }
     let mend = "make it smaller (the keys of [model]), or split it over more ranks (as in --set 'distributed.mesh.names=[\"shard\"]'); \
                 --set distributed.checks=warn tries all the same";
-    match checks::memory(world, network.saturating_add(sample), &what, mend)? {
+    compare(world, choice, network.saturating_add(sample), (&what, mend))
+}
+
+/// Rejects samples that do not fit into memory, before any is read. Counts the values that each rank keeps, and a portion that it
+/// reads. All ranks call.
+pub(super) fn check_samples(world: &Group, windows: &[PartWindows; 2], place: &Place<'_>) -> Result<()> {
+    let (kind, device) = place.options;
+    let kept = match device {
+        Device::Cpu => windows.iter().map(|window| window.bytes(kind)).fold(0, u64::saturating_add),
+        _ => 0,
+    };
+    let read = windows.iter().map(PartWindows::bytes_read_at_once).max().unwrap_or_default();
+    let what = "keeping all samples in memory (data.cache = \"all\")";
+    let mend = "read them while they are needed (--set data.cache=none, or window to keep those that fit data.host_memory), split \
+                the fields over more ranks (as in --set 'distributed.mesh.names=[\"domain\"]'), or use fewer samples (--set \
+                data.train_samples=…); --set distributed.checks=warn tries all the same";
+    compare(world, place.checks, kept.saturating_add(read), (what, mend))
+}
+
+/// Compares the bytes that this and the other ranks need with the memory of their hosts. The message begins with `what` and ends
+/// with `mend`. All ranks call.
+fn compare(world: &Group, choice: CheckChoice, bytes: u64, (what, mend): (&str, &str)) -> Result<()> {
+    if choice == CheckChoice::Off {
+        return Ok(());
+    }
+    match checks::memory(world, bytes, what, mend)? {
         Some(lack) if choice == CheckChoice::On => bail!(Exit::Usage.because(lack)),
         Some(lack) if world.rank() == 0 => tracing::warn!("{lack}"),
         _ => {}

@@ -1,20 +1,21 @@
 //! The scales of a run's fields: statistics of the training samples, which ranks read together.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use isobar_collectives::Group;
-use isobar_data::{DataPortion, Dataset, Normalizer, Part, Statistics, digest, part, portions};
-use isobar_train::SampleFingerprint;
+use isobar_data::{DataPortion, Dataset, Normalizer, Part, Statistics, choose, digest, part, portions};
 use isobar_train::config::{DataConfig, Predict};
+use isobar_train::{SampleFingerprint, Signals};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::all_ok;
 use super::kept;
+use super::place::Place;
 use super::portion::{ChannelNames, Portion};
+use super::reading::Reading;
 use super::roles::{self, as_str};
 use super::source::Source;
 use isobar_command::exit::{Because, Exit};
@@ -37,16 +38,16 @@ struct Seen {
 }
 
 /// Computes the scales, and checks that all ranks see the same data: each rank reads some portions of the training samples, and
-/// all ranks merge them in the same order. If the folder `keep` has the statistics of these data, nothing is read; otherwise rank 0
+/// all ranks merge them in the same order. If the folder `place.keep` has the statistics of these data, nothing is read; otherwise rank 0
 /// keeps them there. All ranks call.
 pub(super) fn scales_alike(
     source: &Source,
     train: &Part,
     (config, description): (&DataConfig, &str),
-    (world, keep): (&Group, Option<&Path>),
+    (world, place): (&Group, &Place<'_>),
 ) -> Result<Scales> {
     let is_change = source.has_steps() && config.predict == Predict::Change;
-    let keep = keep.filter(|_| world.rank() == 0);
+    let keep = place.keep.filter(|_| world.rank() == 0);
     let seen = (|| -> Result<(Seen, Option<Value>)> {
         let digest = digest_of(source)?;
         let of = match keep {
@@ -68,8 +69,8 @@ pub(super) fn scales_alike(
             kept
         }
         None => {
-            let own = share(source, is_change, world);
-            let own = own.and_then(|portions| Ok((serde_json::to_vec(&portions)?, ())));
+            let own = share(source, is_change, (world, place.signals))?;
+            let own = serde_json::to_vec(&own).map(|own| (own, ())).map_err(anyhow::Error::from);
             let ((), all) = all_ok(world, own)?;
             let all = all
                 .iter()
@@ -188,28 +189,60 @@ pub(super) fn check_same(seen: &[SampleFingerprint]) -> Result<()> {
     }
 }
 
-/// Reads this rank's portions of the training samples, as stored: numbers that replace missing values do not count.
-fn share(source: &Source, is_change: bool, world: &Group) -> Result<Vec<Portion<Option<Statistics>>>> {
-    let (inputs, forcings) = (as_str(&source.inputs), as_str(&source.names.forcings));
-    let others = as_str(source.others());
+/// Reads this rank's portions of the training samples, as stored: numbers that replace missing values do not count. An error of
+/// one rank is an error on all. All ranks call.
+fn share(
+    source: &Source,
+    is_change: bool,
+    (world, signals): (&Group, &Signals),
+) -> Result<Vec<Portion<Option<Statistics>>>> {
     let train = source.parts.stored();
-    let (data, targets) = (&train.data, train.targets());
     let all = portions_of(source, train)?;
     let numbers: Vec<usize> = (0..all.len()).collect();
-    let own = part(&numbers, world.rank(), world.size()).iter().filter_map(|&number| all.get(number));
-    let portion = |portion: &DataPortion| -> Result<Portion<Option<Statistics>>> {
-        let of = |data: &Arc<dyn Dataset>, names: &[&str]| -> Result<Vec<Option<Statistics>>> {
-            Ok(if names.is_empty() { Vec::new() } else { portion.statistics(data, names)? })
-        };
-        let (of_inputs, of_targets, of_forcings) =
-            (of(data, &inputs)?, of(targets, &others)?, of(data, &forcings)?);
-        let changes = match is_change {
-            true => portion.change_statistics(data, &inputs)?,
-            false => Vec::new(),
-        };
-        Ok(Portion { inputs: of_inputs, targets: of_targets, forcings: of_forcings, changes })
+    let own: Vec<&DataPortion> =
+        part(&numbers, world.rank(), world.size()).iter().filter_map(|&number| all.get(number)).collect();
+    // The first ranks may have a portion more.
+    let count = all.len().div_ceil(world.size());
+    let what = "computing statistics of the training samples";
+    let mut reading = Reading::new((world, signals), what, (bytes_of(source, train)?, count));
+    let mut read = Vec::with_capacity(own.len());
+    for round in 0..count {
+        let own = own.get(round).map(|portion| statistics_of(source, is_change, portion));
+        read.extend(reading.end(own.transpose())?);
+    }
+    Ok(read)
+}
+
+/// Bytes of the values that statistics are taken of, in single precision.
+fn bytes_of(source: &Source, train: &Part) -> Result<u64> {
+    let of = |(data, names): (&dyn Dataset, Vec<&str>)| -> Result<u64> {
+        let channels: usize = choose(data, &names)?.iter().map(|variable| variable.channels.len()).sum();
+        let frames = data.times().map_or(1, <[f64]>::len);
+        let outer = [size_of::<f32>(), train.samples.len(), frames, channels].into_iter();
+        let extents = outer.chain(data.dims().iter().map(|dim| dim.coordinates.len()));
+        Ok(extents.fold(1, |bytes, extent| bytes.saturating_mul(extent as u64)))
     };
-    own.map(portion).collect()
+    variables(source, train).into_iter().map(of).try_fold(0, |all: u64, own| Ok(all.saturating_add(own?)))
+}
+
+/// Computes the statistics of a portion of the training samples.
+fn statistics_of(
+    source: &Source,
+    is_change: bool,
+    portion: &DataPortion,
+) -> Result<Portion<Option<Statistics>>> {
+    let (inputs, forcings) = (as_str(&source.inputs), as_str(&source.names.forcings));
+    let train = source.parts.stored();
+    let (data, targets) = (&train.data, train.targets());
+    let of = |data: &Arc<dyn Dataset>, names: &[&str]| -> Result<Vec<Option<Statistics>>> {
+        Ok(if names.is_empty() { Vec::new() } else { portion.statistics(data, names)? })
+    };
+    Ok(Portion {
+        inputs: of(data, &inputs)?,
+        targets: of(targets, &as_str(source.others()))?,
+        forcings: of(data, &forcings)?,
+        changes: if is_change { portion.change_statistics(data, &inputs)? } else { Vec::new() },
+    })
 }
 
 /// Returns the scales of changes from frame to frame. Each channel's changes are measured by their root mean square, in

@@ -13,6 +13,7 @@ use isobar_train::{BoxError, FieldLayout, Latitudes, Variable, VariableError, We
 use tch::{Kind, TchError, Tensor};
 
 use super::all_ok;
+use super::chart::{self, COLOURS, Chart, Curve, lead_time};
 use super::errors::aligned;
 use super::roles::as_str;
 use super::source::Source;
@@ -24,6 +25,8 @@ use isobar_command::exit::{Because, Exit};
 pub(crate) struct Scoring {
     pub(crate) weights: Weights,
     pub(crate) report: Report,
+    /// True if metrics are weighted by latitude.
+    pub(crate) by_latitude: bool,
     /// True if missing values of targets (NaN) have no part in metrics.
     masks: bool,
 }
@@ -53,12 +56,12 @@ impl Scoring {
         let weights = Weights::new(asked, &source.variables()?, latitudes.as_ref(), window)?;
         let masks = config.data.masks().is_some();
         if config.metrics.report.is_empty() {
-            return Ok(Self { weights, masks, ..Self::default() });
+            return Ok(Self { weights, masks, by_latitude: asked.latitude, ..Self::default() });
         }
         // One rank may fail to read.
         let report = Report::new(&config.metrics.report, || climatology(source, config, window));
         let (report, _) = all_ok(world, report.map(|report| (Vec::new(), report)))?;
-        Ok(Self { weights, report, masks })
+        Ok(Self { weights, report, masks, by_latitude: asked.latitude })
     }
 
     /// Computes the errors of forecasts, on physical values, of each sample and variable. All ranks of the layout call, and all get
@@ -160,9 +163,76 @@ fn mean(
     Ok(sum.f_div(&count)?)
 }
 
-/// The lines of a table of metrics at the first and the last of these lead times; none without metrics.
-pub(crate) fn table(scores: &[Scores], report: &Report, variables: &[Variable]) -> Vec<String> {
-    aligned(&Scores::table(scores, report.metrics(), variables))
+/// The lines of a table of metrics at the first and the last of these lead times; none without metrics. `weighted` is true if they
+/// are weighted by latitude, which tells `rmse` from the RMSE of the errors.
+pub(crate) fn table(
+    scores: &[Scores],
+    report: &Report,
+    variables: &[Variable],
+    weighted: bool,
+) -> Vec<String> {
+    let mut lines = aligned(&Scores::table(scores, report.metrics(), variables));
+    if weighted && !lines.is_empty() {
+        lines.push("metrics are weighted by latitude; the errors and RMSEs above are not".to_owned());
+    }
+    lines
+}
+
+/// Draws the metrics against the lead time; returns false if there are fewer than two lead times. `times` are those of the start and
+/// of each step.
+pub(crate) fn draw(
+    path: &Path,
+    scores: &[Scores],
+    report: &Report,
+    variables: &[Variable],
+    times: &[f64],
+) -> Result<bool> {
+    if scores.len() < 2 {
+        return Ok(false);
+    }
+    chart::save(&charts(scores, report, variables, times), path)?;
+    Ok(true)
+}
+
+/// Makes a chart of each metric, with a curve for each variable, whose colour is the same in all charts; several charts if variables
+/// differ in the unit of the metric, or are more than colours.
+fn charts(scores: &[Scores], report: &Report, variables: &[Variable], times: &[f64]) -> Vec<Chart> {
+    let mut charts = Vec::new();
+    for (at, metric) in report.metrics().iter().enumerate() {
+        for (unit, own) in by_unit(variables, metric.has_unit()) {
+            let unit = unit.map(|unit| format!(" in {unit}")).unwrap_or_default();
+            charts.push(Chart {
+                title: format!("{}{unit}", metric.name()),
+                axis: "lead time".to_owned(),
+                places: scores.iter().map(|scores| lead_time(times, scores.step)).collect(),
+                curves: own.into_iter().map(|variable| curve(scores, at, (variable, variables))).collect(),
+            });
+        }
+    }
+    charts
+}
+
+/// Makes the curve of a metric for a variable, both by their places.
+fn curve(scores: &[Scores], metric: usize, (variable, variables): (usize, &[Variable])) -> Curve {
+    Curve {
+        name: variables[variable].name.clone(),
+        colour: COLOURS[variable % COLOURS.len()],
+        values: scores.iter().map(|scores| scores.get(metric, variable)).collect(),
+    }
+}
+
+/// Groups the places of variables by unit, if `has_unit`, with no more in a group than there are colours.
+fn by_unit(variables: &[Variable], has_unit: bool) -> Vec<(Option<&str>, Vec<usize>)> {
+    let mut groups: Vec<(Option<&str>, Vec<usize>)> = Vec::new();
+    for (place, variable) in variables.iter().enumerate() {
+        let unit = variable.unit.as_deref().filter(|_| has_unit);
+        let has_room = |own: &[usize]| own.iter().all(|other| other / COLOURS.len() == place / COLOURS.len());
+        match groups.iter_mut().find(|(known, own)| *known == unit && has_room(own)) {
+            Some((_, own)) => own.push(place),
+            None => groups.push((unit, vec![place])),
+        }
+    }
+    groups
 }
 
 /// Writes an object a line for each lead time and variable, with a key for each metric.
@@ -197,7 +267,60 @@ pub(crate) fn single<A: Array>(prediction: &A, dims: usize) -> Result<A> {
 
 #[cfg(test)]
 mod tests {
+    use isobar_train::metric::{Bias, Vrmse};
+
     use super::*;
+
+    /// Variables share a chart of a metric if they share its unit, and charts are drawn for two lead times and more.
+    #[test]
+    fn metrics_are_drawn_against_the_lead_time() {
+        let of =
+            |name: &str, unit: Option<&str>| Variable { unit: unit.map(Into::into), ..Variable::new(name) };
+        let variables = [of("u", Some("m s-1")), of("h", Some("m")), of("v", Some("m s-1"))];
+        let climatology = || -> Result<Tensor> { unreachable!("no metric needs it") };
+        let report = Report::new(&[Bias {}.into(), Vrmse {}.into()], climatology).unwrap();
+        let scores = |step: usize| Scores {
+            step,
+            metrics: vec![("bias", vec![Some(-1.0), Some(step as f64), None]), ("vrmse", vec![Some(0.5); 3])],
+        };
+        let (scores, times) = ([1, 2].map(scores), [6.0, 12.0, 18.0]);
+        let charts = charts(&scores, &report, &variables, &times);
+        let titles: Vec<&str> = charts.iter().map(|chart| &*chart.title).collect();
+        assert_eq!(titles, ["bias in m s-1", "bias in m", "vrmse"]);
+        let names = |chart: &Chart| chart.curves.iter().map(|curve| curve.name.clone()).collect::<Vec<_>>();
+        assert_eq!([names(&charts[0]), names(&charts[1])], [vec!["u", "v"], vec!["h"]]);
+        assert_eq!(
+            (&charts[1].places, &charts[1].curves[0].values),
+            (&vec![6.0, 12.0], &vec![Some(1.0), Some(2.0)])
+        );
+
+        let many: Vec<Variable> = (0..10).map(|_| Variable::new("z")).collect();
+        let groups: Vec<usize> = by_unit(&many, true).iter().map(|(_, own)| own.len()).collect();
+        assert_eq!(groups, [8, 2], "no colour twice in a chart");
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("prediction.metrics.png");
+        let drawn = |scores: &[Scores]| draw(&path, scores, &report, &variables, &times).unwrap();
+        assert!(!drawn(&scores[..1]) && !path.exists(), "one lead time");
+        assert!(drawn(&scores));
+        let file = std::io::BufReader::new(std::fs::File::open(&path).unwrap());
+        let mut reader = png::Decoder::new(file).read_info().unwrap();
+        let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
+        reader.next_frame(&mut pixels).unwrap();
+        for colour in &COLOURS[..3] {
+            assert!(pixels.as_chunks::<3>().0.contains(colour), "a curve of the colour {colour:?}");
+        }
+    }
+
+    /// Only with weights of latitudes does `rmse` differ from the RMSE of the errors.
+    #[test]
+    fn a_table_says_that_metrics_are_weighted() {
+        let report = Report::new(&[Vrmse {}.into()], || -> Result<Tensor> { unreachable!() }).unwrap();
+        let scores = [Scores { step: 1, metrics: vec![("vrmse", vec![Some(0.5)])] }];
+        let lines =
+            |scores: &[Scores], weighted| table(scores, &report, &[Variable::new("u")], weighted).len();
+        assert_eq!([lines(&scores, false), lines(&scores, true), lines(&[], true)], [2, 3, 0]);
+    }
 
     #[test]
     fn latitudes_are_known_by_name_or_unit() {

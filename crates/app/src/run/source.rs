@@ -11,6 +11,7 @@ use isobar_train::config::{AugmentConfig, DataConfig};
 use isobar_train::{Variable, unique_names};
 use tch::Tensor;
 
+use super::picture;
 use super::roles::{Variables, as_str, channels};
 use isobar_command::exit::{Because, Exit};
 
@@ -167,9 +168,9 @@ impl Source {
         Ok(unique_names(self.chosen_targets(&self.names.targets)?.into_iter().flat_map(channels).collect()))
     }
 
-    /// Titles of the first input and target in pictures.
+    /// Titles of the first channel of inputs and targets in pictures.
     pub(crate) fn titles(&self) -> Result<[String; 2]> {
-        let first = |variables: Vec<DataVariable>| variables[0].title().to_owned();
+        let first = |variables: Vec<DataVariable>| picture::title(&variables[0]).to_owned();
         let Variables { inputs, targets, .. } = &self.names;
         Ok([first(self.chosen(&inputs[..1])?), first(self.chosen_targets(&targets[..1])?)])
     }

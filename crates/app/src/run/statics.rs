@@ -122,13 +122,14 @@ fn constant(part: &Part, names: &[String], window: &[Range<usize>]) -> Result<Te
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::path::Path;
     use std::time::Duration;
 
     use isobar_collectives::{Group, threads};
     use isobar_data::{DataConfig, Request, area_weights};
-    use isobar_train::{FieldLayout, ShardedFields};
+    use isobar_manager::config::CheckChoice;
+    use isobar_train::{FieldLayout, ShardedFields, Signals};
     use rstest::rstest;
     use serde_json::{Value, json};
     use tch::Device;
@@ -150,7 +151,7 @@ mod tests {
     }
 
     /// Two trajectories of 6 frames, 5 by 4 points.
-    fn folder() -> TempDir {
+    pub(in crate::run) fn folder() -> TempDir {
         let folder = tempdir().unwrap();
         for (name, by) in [("u", 0.3_f32), ("v", 0.7), ("rain", 1.1), ("wind", 1.3)] {
             array(folder.path(), name, &[2, 6, 5, 4], |at| (by * at as f32).sin());
@@ -162,7 +163,7 @@ mod tests {
         folder
     }
 
-    fn config(folder: &TempDir, own: Value) -> DataConfig {
+    pub(in crate::run) fn config(folder: &TempDir, own: Value) -> DataConfig {
         let still = |name: &str| json!({ "path": name, "axes": ["lat", "lon"] });
         let mut config = json!({
             "path": folder.path(), "format": "npy", "fields": ["u", "v"], "validation_samples": 1,
@@ -196,8 +197,16 @@ mod tests {
         let source = Source::open(&config, None).unwrap();
         let window = [1..5, 0..4];
         let options = (Kind::Double, Device::Cpu);
-        let place =
-            Place { window: &window, target_window: &window, options, own: 3, at_once: 3, keep: None };
+        let place = Place {
+            window: &window,
+            target_window: &window,
+            options,
+            own: 3,
+            at_once: 3,
+            keep: None,
+            checks: CheckChoice::On,
+            signals: &Signals::default(),
+        };
         let fields = Fields::read_alike(&source, &config, &place, &Group::single()).unwrap();
         // Missing values do not count in the statistics, whatever replaces them.
         let other = Source::open(&DataConfig { fill: 100.0, ..config.clone() }, None).unwrap();
@@ -228,8 +237,16 @@ mod tests {
         assert_eq!(names, ["u", "v", "rain"]);
         let window = [0..5, 0..4];
         let options = (Kind::Double, Device::Cpu);
-        let place =
-            Place { window: &window, target_window: &window, options, own: 3, at_once: 3, keep: None };
+        let place = Place {
+            window: &window,
+            target_window: &window,
+            options,
+            own: 3,
+            at_once: 3,
+            keep: None,
+            checks: CheckChoice::On,
+            signals: &Signals::default(),
+        };
         let fields = Fields::read_alike(&source, &config, &place, &Group::single()).unwrap();
         // A sample is three frames and a step, a rollout three and two.
         assert_eq!((fields.train.len(), fields.validation.len(), fields.rollouts.unwrap().len()), (3, 3, 1));
@@ -261,6 +278,8 @@ mod tests {
             own: 3,
             at_once: 3,
             keep: None,
+            checks: CheckChoice::On,
+            signals: &Signals::default(),
         };
         let read = |cache: &str| {
             let mut keys = all_roles();
@@ -292,6 +311,8 @@ mod tests {
             own: 3,
             at_once: 3,
             keep: Some(run.path()),
+            checks: CheckChoice::On,
+            signals: &Signals::default(),
         };
         let read = || {
             let source = Source::open(&config, None).unwrap();
@@ -393,6 +414,8 @@ mod tests {
                 own: 3,
                 at_once: 3,
                 keep: None,
+                checks: CheckChoice::On,
+                signals: &Signals::default(),
             };
             let fields = Fields::read_alike(&source, &config, &place, world).unwrap();
             let all: Vec<usize> = (0..fields.train.len()).collect();
@@ -445,6 +468,8 @@ mod tests {
             own: 3,
             at_once: 3,
             keep: None,
+            checks: CheckChoice::On,
+            signals: &Signals::default(),
         };
         let read = Source::open(&config, None)
             .and_then(|source| Fields::read_alike(&source, &config, &place, &Group::single()).map(drop));
@@ -477,8 +502,16 @@ mod tests {
             let source = Source::open(&config, None).unwrap();
             let window = ShardedFields::new(&mesh, &[5, 4]).unwrap().window(&[5, 4]).unwrap();
             let options = (Kind::Double, Device::Cpu);
-            let place =
-                Place { window: &window, target_window: &window, options, own: 3, at_once: 3, keep: None };
+            let place = Place {
+                window: &window,
+                target_window: &window,
+                options,
+                own: 3,
+                at_once: 3,
+                keep: None,
+                checks: CheckChoice::On,
+                signals: &Signals::default(),
+            };
             let fields = Fields::read_alike(&source, &config, &place, &world).unwrap();
             let own = Statics::read(&source, &window, 0.0).unwrap();
             // Rank 0's normalisation is that of every rank.

@@ -17,6 +17,10 @@ macro_rules! forward_to_data {
             self.data.files()
         }
 
+        fn attributes(&self) -> $crate::TextAttributes {
+            self.data.attributes()
+        }
+
         fn dims(&self) -> &[$crate::Dim] {
             self.data.dims()
         }

@@ -8,6 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::layout::{Layout, Reader, Role, Variable};
 use super::{ArrayOptions, Arrays, Values};
+use crate::attributes::TextAttributes;
 use crate::calendar::TimeUnit;
 use crate::dataset::{Dataset, Window, cat, check_window, choose};
 use crate::grid::{DataVariable, Dim};
@@ -30,6 +31,7 @@ pub struct ArrayDataset {
     /// True if missing values are read as NaN.
     keeps_missing: bool,
     left_out: Vec<String>,
+    attributes: TextAttributes,
 }
 
 impl ArrayDataset {
@@ -70,6 +72,7 @@ impl ArrayDataset {
             Some(cut) => layout.times.as_ref().map(|times| times[..=cut].to_vec()),
             None => layout.times.clone(),
         };
+        let attributes = arrays.attributes()?;
         Ok(Box::new(Self {
             arrays,
             layout,
@@ -78,6 +81,7 @@ impl ArrayDataset {
             times,
             keeps_missing: source.keeps_missing(),
             left_out,
+            attributes,
         }))
     }
 
@@ -237,6 +241,10 @@ impl Dataset for ArrayDataset {
     fn chunk(&self, variable: &str) -> Option<Vec<usize>> {
         let at = self.layout.described.iter().position(|known| known.name == variable)?;
         self.layout.variables.get(at)?.info.chunk.clone()
+    }
+
+    fn attributes(&self) -> TextAttributes {
+        self.attributes.clone()
     }
 
     fn variables(&self) -> &[DataVariable] {

@@ -114,6 +114,7 @@ impl Reader<'_> {
                 channels: names,
                 title: None,
                 levels,
+                attributes: info.attributes.clone(),
             });
             variables.push(Variable { path, info, roles, channels });
         }

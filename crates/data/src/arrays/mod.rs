@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use crate::Result;
+use crate::attributes::TextAttributes;
 use crate::dtype::NumberKind;
 
 pub use self::dataset::ArrayDataset;
@@ -38,6 +39,14 @@ pub trait Arrays: Debug + Send + Sync {
     /// No array of that name, or one that this format cannot read: damaged, of another dtype, or larger than its file can
     /// hold.
     fn info(&self, name: &str) -> Result<ArrayInfo>;
+
+    /// Attributes of CF of the file or folder.
+    ///
+    /// # Errors
+    /// Data that cannot be read.
+    fn attributes(&self) -> Result<TextAttributes> {
+        Ok(TextAttributes::default())
+    }
 
     /// Reads a window of an array, one range for each axis and none empty, in C order.
     ///
@@ -75,6 +84,8 @@ pub struct ArrayInfo {
     pub components: Vec<String>,
     /// Extent of its chunks along each axis, if it is stored in chunks.
     pub chunk: Option<Vec<usize>>,
+    /// Attributes of CF, such as the standard name.
+    pub attributes: TextAttributes,
 }
 
 impl ArrayInfo {
@@ -95,6 +106,7 @@ impl ArrayInfo {
             channels: false,
             components: Vec::new(),
             chunk,
+            attributes: TextAttributes::default(),
         }
     }
 }

@@ -76,13 +76,12 @@ impl DataConfig {
     /// Those of [`DataConfig::open`] for an unknown format.
     pub fn unread_tables(&self) -> Result<Vec<String>> {
         let resolved = self.with_folders()?;
-        let (own, target) = (resolved.format_name(), self.target.as_ref());
-        let of_target = target.and_then(|target| target.format.as_ref()).map(|format| format.as_str());
-        let zarr = target.and_then(|target| target.path.as_ref()).is_some_and(|path| path.is_zarr());
-        let is_read = |name: &str| name == own || Some(name) == of_target || (zarr && name == "zarr");
+        let (own, targets) = (resolved.format_name(), self.of_targets()?);
+        let (target, of_targets) = (self.target.as_ref(), targets.as_ref().map(Self::format_name));
+        let is_read = |name: &str| name == own || Some(name) == of_targets;
         let tables = self.own.names().map(|name| ("data", name));
-        let of_targets = target.iter().flat_map(|target| target.own.names());
-        let tables = tables.chain(of_targets.map(|name| ("data.target", name)));
+        let of_target = target.iter().flat_map(|target| target.own.names());
+        let tables = tables.chain(of_target.map(|name| ("data.target", name)));
         Ok(tables.filter(|(_, name)| !is_read(name)).map(|(table, name)| format!("{table}.{name}")).collect())
     }
 }

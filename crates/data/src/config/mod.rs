@@ -1,6 +1,7 @@
 //! `[data]`: which samples a run reads.
 
 mod check;
+mod detect;
 mod target;
 
 use std::borrow::Cow;
@@ -30,7 +31,8 @@ pub struct DataConfig {
     /// The file or folder, relative to the working folder. Several files of one data set are a folder of them, a pattern such as
     /// `"era5_*.nc"`, or a list of files and patterns.
     pub path: DataPath,
-    /// Format of the data. A store of Zarr in `path` need not name it.
+    /// Format of the data. "auto" detects it: by the extension of `path`, of HDF5 files by their layout, and a store of Zarr by its
+    /// metadata.
     pub format: FormatName,
     /// With several files: how they follow each other, along times ("time") or samples ("sample"). By default along times where
     /// those of the files differ, otherwise along samples.
@@ -155,14 +157,6 @@ impl Default for DataConfig {
 }
 
 impl DataConfig {
-    /// Returns the name of the format: that of `format`, or `zarr` where that has its default and `path` is a store of Zarr.
-    pub fn format_name(&self) -> &str {
-        match self.format == FormatName::default() && self.path.is_zarr() {
-            true => "zarr",
-            false => self.format.as_str(),
-        }
-    }
-
     /// Returns whether the run is about several time steps, or changes between them.
     pub fn needs_time(&self) -> bool {
         (self.train_steps.most(), self.validation_steps, self.predict) != (1, 1, Predict::Frame)
@@ -211,7 +205,7 @@ impl DataConfig {
 
     /// Opens a data set with the variables and levels of the configuration.
     fn open_with(&self, path: &DataPath, opener: Opener) -> Result<Box<dyn Dataset>> {
-        let name = self.format_name();
+        let name = opener.format.name();
         let data = joined::open(path, opener, (self.join, self.open_files))?;
         let has_levels = |variable: &DataVariable| {
             variable.levels.is_some() || variable.channels.len() == self.levels.len()
@@ -268,10 +262,10 @@ impl DataConfig {
 
     /// Opener of files, with all variables where none is named.
     fn opener(&self) -> Result<Opener> {
-        let name = self.format_name();
+        let format = self.found_format()?;
         Ok(Opener {
-            format: find(name)?,
-            table: self.own.0.get(name).cloned(),
+            format,
+            table: self.own.0.get(format.name()).cloned(),
             variables: self.stored_variables(),
             levels: self.levels.clone(),
             needs_time: false,
@@ -294,7 +288,7 @@ pub enum Missing {
     Mask,
 }
 
-/// Name of a registered data format.
+/// Name of a registered data format, or `auto`, by default, for the one that is detected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct FormatName(String);
@@ -312,9 +306,12 @@ impl From<&str> for FormatName {
     }
 }
 
+/// Name that stands for the detected format.
+const AUTO: &str = "auto";
+
 impl Default for FormatName {
     fn default() -> Self {
-        Self("darcy".to_owned())
+        Self(AUTO.to_owned())
     }
 }
 
@@ -325,9 +322,10 @@ impl JsonSchema for FormatName {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         let one = |name: &str, about: &str| serde_json::json!({ "type": "string", "const": name, "description": about });
-        let all: Vec<Value> =
-            registered().iter().map(|format| one(format.name(), format.summary())).collect();
-        json_schema!({ "oneOf": all })
+        let known = registered();
+        let auto = one(AUTO, "The format that is detected.");
+        let all = known.iter().map(|format| one(format.name(), format.summary()));
+        json_schema!({ "oneOf": std::iter::once(auto).chain(all).collect::<Vec<Value>>() })
     }
 }
 

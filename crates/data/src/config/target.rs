@@ -15,7 +15,7 @@ use crate::{Error, Result};
 pub struct TargetConfig {
     /// The file or folder, as `data.path`; by default `data.path`, whose variables may lie on several grids.
     pub path: Option<DataPath>,
-    /// Format of the data; by default that of the inputs.
+    /// Format of the data; by default that of the inputs, or if that is "auto", the detected one.
     pub format: Option<FormatName>,
     /// Levels of target variables that have several, as in `data.levels`.
     pub levels: Vec<f64>,
@@ -36,6 +36,7 @@ impl DataConfig {
         let format = match &target.format {
             Some(format) => format.clone(),
             None if zarr => "zarr".into(),
+            None if self.format == FormatName::default() => self.format.clone(),
             None => self.format_name().into(),
         };
         let own = Self {

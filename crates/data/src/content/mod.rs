@@ -1,6 +1,7 @@
 //! Content and storage of data sets to write.
 
 mod axes;
+mod coordinates;
 
 use std::collections::BTreeMap;
 
@@ -9,6 +10,7 @@ use crate::grid::{DataVariable, Dim, Levels, PredictionMeta};
 use crate::{Error, Result};
 
 pub(crate) use self::axes::StoredAxes;
+pub(crate) use self::coordinates::{Texts, UNITS, of_times};
 
 /// Content of a data set to write, except its values.
 #[derive(Clone, Debug, PartialEq)]

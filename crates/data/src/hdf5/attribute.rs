@@ -9,6 +9,7 @@ use hdf5_metno::{
     Attribute, Dataset, Group, H5Type, Location, MinorErrorCode, ObjectReference1, ReferencedObject,
 };
 
+use crate::attributes::LONGEST;
 use crate::hdf5::layout::{Node, shape_text};
 use crate::hdf5::storage::misfit;
 use crate::{Error, Result};
@@ -145,6 +146,15 @@ impl<'a> Attributes<'a> {
                 let values = self.values::<FixedAscii<LONGEST_TEXT>>(&attribute, name)?;
                 texts(values, |text| text.as_bytes())
             }
+            // As netCDF writes a `history`.
+            TypeDescriptor::FixedUnicode(length) if length <= LONGEST && attribute.size() == 1 => {
+                let values = self.values::<FixedUnicode<LONGEST>>(&attribute, name)?;
+                texts(values, |text| text.as_bytes())
+            }
+            TypeDescriptor::FixedAscii(length) if length <= LONGEST && attribute.size() == 1 => {
+                let values = self.values::<FixedAscii<LONGEST>>(&attribute, name)?;
+                texts(values, |text| text.as_bytes())
+            }
             other => return Err(self.misfit(name, format!("of dtype {other}"), "strings")),
         };
         bytes
@@ -205,7 +215,7 @@ const DIMENSION_LIST: &str = "DIMENSION_LIST";
 /// Largest number of values of an attribute.
 const MOST_VALUES: usize = 1024;
 
-/// Bytes of the longest string of fixed length that is read.
+/// Bytes of the longest string of fixed length that is read in a list; a single one may have [`LONGEST`].
 const LONGEST_TEXT: usize = 256;
 
 fn texts<T>(values: Vec<T>, bytes: impl Fn(&T) -> &[u8]) -> Vec<Vec<u8>> {

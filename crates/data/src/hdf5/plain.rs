@@ -12,15 +12,13 @@ use super::atomic_file::AtomicFile;
 use super::layout::{check_values, hyperslab};
 use super::scales::{attach_scales, make_scale};
 use super::{text, texts, write_attribute};
-use crate::calendar::TimeUnit;
-use crate::content::{CHANNEL, ChannelAxis, Content, SAMPLE, StoredAxes, TIME};
+use crate::attributes::TITLE;
+use crate::content::{CHANNEL, ChannelAxis, Content, SAMPLE, StoredAxes, TIME, Texts, UNITS, of_times};
 use crate::grid::{DataVariable, PredictionMeta};
 use crate::{Error, Result};
 
 /// Attribute of a dataset: names of its axes, in order.
 pub(crate) const AXES: &str = "axes";
-/// Attribute of a dataset: unit of its values.
-pub(crate) const UNITS: &str = "units";
 /// Attribute of coordinates: whether the first point follows the last.
 pub(crate) const PERIODIC: &str = "periodic";
 /// Attribute of coordinates: whether they are those of channels, such as levels.
@@ -93,28 +91,25 @@ impl PlainWriter {
         let file = Layout { aside: &aside, dialect };
         file.attributes(meta)?;
         for dim in dims {
-            let about = (dim.unit.as_deref(), dim.standard_name());
-            let dataset = file.coordinates(&dim.name, &dim.coordinates, about).map_err(failed)?;
+            let dataset = file.coordinates(&dim.name, &dim.coordinates, &dim.attributes()).map_err(failed)?;
             if dim.periodic {
                 super::number(&dataset, PERIODIC, true).map_err(failed)?;
             }
         }
         if frames.is_some() {
-            let unit = content.time_unit.as_ref();
-            let about = (unit.map(|unit| &*unit.unit), unit.map(|_| TIME));
-            let times = file.coordinates(TIME, &meta.times, about).map_err(failed)?;
-            calendar(&times, unit).map_err(failed)?;
+            let about = of_times(content.time_unit.as_ref(), true);
+            file.coordinates(TIME, &meta.times, &about).map_err(failed)?;
         }
         if dialect == Dialect::NetCdf {
-            file.coordinates(SAMPLE, &meta.numbers(), (None, None)).map_err(failed)?;
+            file.coordinates(SAMPLE, &meta.numbers(), &Texts::new()).map_err(failed)?;
         }
         for axis in &channel_axes {
-            let dataset =
-                file.coordinates(&axis.name, &axis.values(), (axis.unit(), None)).map_err(failed)?;
+            let dataset = file.coordinates(&axis.name, &axis.values(), &axis.attributes()).map_err(failed)?;
             super::number(&dataset, CHANNELS, true).map_err(failed)?;
         }
         if !meta.sample_times.is_empty() {
-            file.sample_times(&meta.sample_times, content.time_unit.as_ref()).map_err(failed)?;
+            file.sample_times(&meta.sample_times, &of_times(content.time_unit.as_ref(), false))
+                .map_err(failed)?;
         }
         let variable = |variable: &DataVariable| -> Result<Variable> {
             let (own, channel) = (StoredAxes::new(content, variable), channel(variable));
@@ -210,49 +205,34 @@ impl Layout<'_> {
             Dialect::Plain => write_attribute(self.aside, "dataset_name", &meta.name)?,
             Dialect::NetCdf => {
                 write_attribute(self.aside, "Conventions", "CF-1.10")?;
-                write_attribute(self.aside, "title", &meta.name)?;
+                if !meta.attributes.iter().any(|(name, _)| name == TITLE) {
+                    write_attribute(self.aside, TITLE, &meta.name)?;
+                }
             }
         }
         meta.attributes.iter().try_for_each(|(name, text)| write_attribute(self.aside, name, text))
     }
 
-    /// `standard` is CF's standard name.
-    fn coordinates(
-        &self,
-        name: &str,
-        values: &[f64],
-        (unit, standard): (Option<&str>, Option<&str>),
-    ) -> hdf5_metno::Result<Dataset> {
+    fn coordinates(&self, name: &str, values: &[f64], attributes: &Texts<'_>) -> hdf5_metno::Result<Dataset> {
         let builder = self.aside.file().new_dataset_builder().obj_track_times(false);
         let dataset = builder.with_data(values).create(name)?;
         match self.dialect {
             Dialect::Plain => texts(&dataset, AXES, [name].into_iter())?,
             Dialect::NetCdf => make_scale(&dataset, name)?,
         }
-        if let Some(unit) = unit {
-            text(&dataset, UNITS, unit)?;
-        }
-        if let Some(standard) = standard.filter(|_| self.dialect == Dialect::NetCdf) {
-            text(&dataset, "standard_name", standard)?;
-        }
+        attributes.iter().try_for_each(|(name, own)| text(&dataset, name, own))?;
         Ok(dataset)
     }
 
     /// The time of each sample.
-    fn sample_times(&self, times: &[f64], unit: Option<&TimeUnit>) -> hdf5_metno::Result<()> {
+    fn sample_times(&self, times: &[f64], attributes: &Texts<'_>) -> hdf5_metno::Result<()> {
         let file = self.aside.file();
         let dataset = file.new_dataset_builder().obj_track_times(false).with_data(times).create(TIME)?;
         match self.dialect {
             Dialect::Plain => texts(&dataset, AXES, [SAMPLE].into_iter())?,
             Dialect::NetCdf => attach_scales(&file.group("/")?, &dataset, [SAMPLE].into_iter())?,
         }
-        if let Some(unit) = unit {
-            text(&dataset, UNITS, &unit.unit)?;
-            if self.dialect == Dialect::NetCdf {
-                text(&dataset, "standard_name", TIME)?;
-            }
-        }
-        calendar(&dataset, unit)
+        attributes.iter().try_for_each(|(name, own)| text(&dataset, name, own))
     }
 
     fn variable(
@@ -276,9 +256,6 @@ impl Layout<'_> {
             Dialect::Plain => texts(&dataset, AXES, axes.iter().map(String::as_str))?,
             Dialect::NetCdf => {
                 attach_scales(&self.aside.file().group("/")?, &dataset, axes.iter().map(String::as_str))?;
-                if let Some(title) = &variable.title {
-                    text(&dataset, "long_name", title)?;
-                }
             }
         }
         if variable.has_channel_axis() {
@@ -287,15 +264,8 @@ impl Layout<'_> {
         if let Some(unit) = &variable.unit {
             text(&dataset, UNITS, unit)?;
         }
+        variable.stored_attributes().try_for_each(|(name, own)| text(&dataset, name, own))?;
         Ok(dataset)
-    }
-}
-
-/// Names the calendar of times, if their unit has one.
-fn calendar(times: &Dataset, unit: Option<&TimeUnit>) -> hdf5_metno::Result<()> {
-    match unit.and_then(|unit| unit.calendar.as_deref()) {
-        Some(calendar) => text(times, "calendar", calendar),
-        None => Ok(()),
     }
 }
 

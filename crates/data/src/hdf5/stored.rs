@@ -3,7 +3,7 @@
 //! HDF5 1.10 reads beyond its memory if a chunk unpacks to fewer bytes than its shape, and runs one thread at a time. Here each
 //! chunk must unpack to its shape, and threads unpack in parallel.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,7 +50,9 @@ pub(crate) struct Stored {
 /// Cache of the chunks that were unpacked last, by index.
 #[derive(Debug, Default)]
 struct Kept {
-    chunks: VecDeque<(Vec<usize>, Arc<Vec<u8>>)>,
+    chunks: BTreeMap<Vec<usize>, Arc<Vec<u8>>>,
+    /// Indices of the chunks, the oldest first.
+    order: VecDeque<Vec<usize>>,
     bytes: usize,
 }
 
@@ -138,19 +140,20 @@ impl Stored {
 
     /// Returns an unpacked chunk, and keeps it for the next windows.
     fn kept(&self, index: &[usize]) -> Result<Option<Arc<Vec<u8>>>> {
-        let known =
-            lock(&self.kept).chunks.iter().find(|(at, _)| at == index).map(|(_, chunk)| Arc::clone(chunk));
+        let known = lock(&self.kept).chunks.get(index).map(Arc::clone);
         if known.is_some() {
             return Ok(known);
         }
         let Some(chunk) = self.unpacked(index)?.map(Arc::new) else { return Ok(None) };
         let mut kept = lock(&self.kept);
-        if chunk.len() <= KEPT {
+        // Another thread may have unpacked it, too.
+        if chunk.len() <= KEPT && kept.chunks.insert(index.to_vec(), Arc::clone(&chunk)).is_none() {
             kept.bytes += chunk.len();
-            kept.chunks.push_back((index.to_vec(), Arc::clone(&chunk)));
+            kept.order.push_back(index.to_vec());
         }
         while kept.bytes > KEPT {
-            let Some((_, oldest)) = kept.chunks.pop_front() else { break };
+            let Some(at) = kept.order.pop_front() else { break };
+            let Some(oldest) = kept.chunks.remove(&at) else { continue };
             kept.bytes -= oldest.len();
             if let Some(oldest) = Arc::into_inner(oldest) {
                 keep(oldest);

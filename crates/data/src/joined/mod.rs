@@ -2,6 +2,7 @@
 //!
 //! It opens files by the registry, and depends on no format.
 
+mod formats;
 mod handles;
 mod order;
 mod paths;
@@ -16,6 +17,7 @@ use tch::{Device, Kind, Tensor};
 use self::handles::{File, Handles};
 use self::order::Order;
 use crate::adapt::meta_for;
+use crate::attributes::TextAttributes;
 use crate::calendar::TimeUnit;
 use crate::content::Content;
 use crate::dataset::{Dataset, DatasetWriter, Window, cat, check_window, choose};
@@ -25,7 +27,6 @@ use crate::{Error, Result};
 
 pub(crate) use self::handles::Opener;
 pub use self::paths::DataPath;
-pub(crate) use self::paths::is_url;
 
 /// The axis along which files follow each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -59,6 +60,7 @@ pub(crate) struct Joined {
     default_pair: Option<[String; 2]>,
     /// Names of parameters that files have different numbers of, which no file of predictions repeats.
     differing: Vec<String>,
+    attributes: TextAttributes,
     left_out: Vec<String>,
 }
 
@@ -124,6 +126,7 @@ impl Joined {
             dims: first.dims().to_vec(),
             variables,
             differing: differing(&parameters),
+            attributes: first.attributes(),
             left_out: first.left_out().to_vec(),
             default_pair: first.default_pair().map(|pair| pair.map(str::to_owned)),
         })
@@ -208,6 +211,10 @@ impl Dataset for Joined {
 
     fn chunk(&self, variable: &str) -> Option<Vec<usize>> {
         self.handles.get(0).ok()?.chunk(variable)
+    }
+
+    fn attributes(&self) -> TextAttributes {
+        self.attributes.clone()
     }
 
     fn variables(&self) -> &[DataVariable] {

@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use isobar_files::is_url;
 use schemars::JsonSchema;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -72,6 +73,11 @@ impl DataPath {
         }
     }
 
+    /// The first path or pattern.
+    pub(crate) fn first(&self) -> Option<&Path> {
+        self.paths().first().map(PathBuf::as_path)
+    }
+
     /// Returns whether one of the paths is empty.
     pub(crate) fn has_empty(&self) -> bool {
         self.paths().iter().any(|path| path.as_os_str().is_empty())
@@ -115,11 +121,6 @@ impl DataPath {
         }
         Ok(files)
     }
-}
-
-/// Returns whether a path is a URL, such as `s3://bucket/prefix`.
-pub(crate) fn is_url(path: &Path) -> bool {
-    path.to_string_lossy().contains("://")
 }
 
 /// The files of one path.

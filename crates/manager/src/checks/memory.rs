@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use isobar_collectives::Group;
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
 use super::Finding;
@@ -17,24 +18,36 @@ pub struct Memory {
     pub host: Option<u64>,
     /// Control group with the tightest limit, as SLURM and containers set them, and the bytes left in it.
     pub limit: Option<(String, u64)>,
+    /// Bytes left in the limit of the process's address space (`ulimit -v`), if there is one.
+    pub address_space: Option<u64>,
 }
 
 impl Memory {
     /// Returns the memory available to this process. Does not communicate.
     #[must_use]
     pub fn of_process() -> Self {
-        Self { host: available().map(|(free, swap)| free.saturating_add(swap)), limit: limit() }
+        let host = available().map(|(free, swap)| free.saturating_add(swap));
+        Self { host, limit: limit(), address_space: address_space() }
     }
 }
 
 /// The host's free memory and free swap, in bytes.
 pub(super) fn available() -> Option<(u64, u64)> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let entry = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-        line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib.saturating_mul(1024))
-    };
-    Some((entry("MemAvailable")?, entry("SwapFree").unwrap_or(0)))
+    Some((bytes_in(&text, "MemAvailable")?, bytes_in(&text, "SwapFree").unwrap_or(0)))
+}
+
+/// Returns the bytes that a line such as `VmSize:    1024 kB` gives.
+fn bytes_in(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().ok().map(|kib| kib.saturating_mul(1024))
+}
+
+/// Bytes that this process may still map.
+fn address_space() -> Option<u64> {
+    let (most, _) = getrlimit(Resource::RLIMIT_AS).ok().filter(|(most, _)| *most != RLIM_INFINITY)?;
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    Some(most.saturating_sub(bytes_in(&status, "VmSize")?))
 }
 
 /// The tightest limit of this process's control groups.
@@ -129,10 +142,21 @@ fn lacking(needs: &[Need]) -> Option<String> {
     };
     let host = hosts.into_iter().find(|(_, (needed, left, _))| needed > left);
     let host = host.map(|(host, sum)| words(host, sum, " free"));
-    host.or_else(|| {
+    let group = || {
         let over = limits.into_iter().find(|(_, (needed, left, _))| needed > left);
         over.map(|((host, group), sum)| words(host, sum, &format!(" left in the control group /{group}")))
-    })
+    };
+    host.or_else(group).or_else(|| needs.iter().find_map(beyond_address_space))
+}
+
+/// Describes what a rank lacks of its own address space.
+fn beyond_address_space(need: &Need) -> Option<String> {
+    let left = need.memory.address_space.filter(|left| need.bytes > *left)?;
+    let (needed, left) = (format_bytes(need.bytes), format_bytes(left));
+    Some(format!(
+        "needs {needed} of memory on a rank of {}, whose limit of address space (ulimit -v) leaves {left}",
+        need.host
+    ))
 }
 
 #[cfg(test)]
@@ -143,7 +167,11 @@ mod tests {
 
     fn need(host: &str, bytes: u64, limit: Option<(&str, u64)>) -> Need {
         let limit = limit.map(|(group, left)| (group.to_owned(), left));
-        Need { host: host.to_owned(), bytes, memory: Memory { host: Some(16 * GIB), limit } }
+        Need {
+            host: host.to_owned(),
+            bytes,
+            memory: Memory { host: Some(16 * GIB), limit, address_space: None },
+        }
     }
 
     #[test]
@@ -162,6 +190,20 @@ mod tests {
         assert!(text.ends_with("and node7 has 4.0 GiB left in the control group /step"), "{text}");
         assert_eq!(lacking(&[Need { bytes: u64::MAX, ..Need::default() }]), None);
         assert!(lacking(&[need(a, u64::MAX, None), need(a, u64::MAX, None)]).is_some());
+    }
+
+    #[test]
+    fn each_rank_has_its_own_address_space() {
+        let limited = |bytes, left| {
+            let own = need("node7", bytes, None);
+            Need { memory: Memory { address_space: Some(left), ..own.memory }, ..own }
+        };
+        assert_eq!(lacking(&[limited(4 * GIB, 5 * GIB), limited(5 * GIB, 5 * GIB)]), None);
+        let text = lacking(&[limited(4 * GIB, 5 * GIB), limited(6 * GIB, 5 * GIB)]).unwrap();
+        assert_eq!(
+            text,
+            "needs 6.0 GiB of memory on a rank of node7, whose limit of address space (ulimit -v) leaves 5.0 GiB"
+        );
     }
 
     #[test]

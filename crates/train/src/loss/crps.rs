@@ -1,5 +1,7 @@
 //! Continuous ranked probability score of ensembles.
 
+use std::sync::Once;
+
 use isobar_array::{Array, Reduction, Unary};
 use isobar_registry::Registered;
 use serde::{Deserialize, Serialize};
@@ -51,9 +53,24 @@ impl Crps {
     fn errors<A: Array>(&self, prediction: &A, target: &A) -> Result<A> {
         match is_ensemble(prediction, target) {
             true => crps(prediction, target, self.fair),
-            false => Ok(prediction.sub(target)?.unary(Unary::Abs)?),
+            false => {
+                warn_of_single();
+                Ok(prediction.sub(target)?.unary(Unary::Abs)?)
+            }
         }
     }
+}
+
+/// Warns once in a process of predictions without members. The shape of a prediction is not known before the loss: a model does not
+/// declare that it returns an ensemble.
+fn warn_of_single() {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        tracing::warn!(
+            "train.loss = \"crps\" and the model returns no ensemble [sample, member, channel, spatial…]: the loss is the mean absolute \
+             error, as with --set train.loss=mae, and the metric spread is 0"
+        );
+    });
 }
 
 /// Computes the continuous ranked probability score of each element of an ensemble x, `[sample, member, …]` with M members, against

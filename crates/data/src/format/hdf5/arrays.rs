@@ -10,10 +10,12 @@ use hdf5_metno::types::{FloatSize, IntSize, TypeDescriptor};
 
 use crate::arrays::components;
 use crate::arrays::{ArrayInfo, Arrays, Valid, Values};
+use crate::attributes::TextAttributes;
+use crate::content::UNITS;
 use crate::dtype::NumberKind;
 use crate::hdf5::attribute::Attributes;
 use crate::hdf5::layout::{Node, read_window};
-use crate::hdf5::plain::{AXES, CHANNELS, COMPONENTS, PERIODIC, UNITS};
+use crate::hdf5::plain::{AXES, CHANNELS, COMPONENTS, PERIODIC};
 use crate::hdf5::stored::Stored;
 use crate::{Error, Result};
 
@@ -190,9 +192,16 @@ impl Arrays for Hdf5Arrays {
             channels: optional(attributes.flag(CHANNELS))?.unwrap_or(false),
             components: components(text(COMPONENTS)?.as_deref()),
             chunk: dataset.chunk(),
+            attributes: TextAttributes::of_variable(|name| optional(attributes.text(name)))?,
             ..ArrayInfo::of_shape(shape)
         }
         .with_cf(kind, missing, valid, is_unsigned))
+    }
+
+    fn attributes(&self) -> Result<TextAttributes> {
+        let root = self.root();
+        let attributes = Attributes::of_group(&root);
+        TextAttributes::of_dataset(|name| optional(attributes.text(name)))
     }
 
     fn read(&self, name: &str, window: &[Range<usize>]) -> Result<Values> {

@@ -8,6 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::arrays::{ArrayInfo, Arrays, Valid, Values};
+use crate::attributes::TextAttributes;
 use crate::dtype::{Dtype, NumberKind};
 use crate::runs::read_runs;
 use crate::{Error, Result};
@@ -32,6 +33,7 @@ pub(super) struct Classic {
     path: PathBuf,
     file: File,
     dimensions: Vec<(String, u64)>,
+    attributes: Vec<(String, Attribute)>,
     variables: Vec<Variable>,
     /// Number of records, and bytes of each.
     records: u64,
@@ -75,8 +77,9 @@ impl Classic {
             found: "damaged or cut off".to_owned(),
             expected: "that of a classic NetCDF file; copy or download it again".to_owned(),
         })?;
-        let (records, dimensions, variables) = parsed;
-        let mut classic = Self { path: path.to_owned(), file, dimensions, variables, records, record: 0 };
+        let (records, dimensions, attributes, variables) = parsed;
+        let mut classic =
+            Self { path: path.to_owned(), file, dimensions, attributes, variables, records, record: 0 };
         classic.check(length)?;
         Ok(Some(classic))
     }
@@ -169,7 +172,7 @@ impl Arrays for Classic {
             _ => None,
         };
         let text = |name: &str| match attribute(name) {
-            Some(Attribute::Text(text)) => Some(text.trim().to_owned()).filter(|text| !text.is_empty()),
+            Some(Attribute::Text(text)) => Some(one_line(text)).filter(|text| !text.is_empty()),
             _ => None,
         };
         let numbers = |name: &str| match attribute(name) {
@@ -190,9 +193,14 @@ impl Arrays for Classic {
             calendar: text("calendar"),
             scale: number("scale_factor").unwrap_or(1.0),
             offset: number("add_offset").unwrap_or(0.0),
+            attributes: TextAttributes::of_variable(|name| Ok(long_text(&variable.attributes, name)))?,
             ..ArrayInfo::of_shape(self.shape(variable))
         }
         .with_cf(Some(variable.kind), missing, valid, is_unsigned))
+    }
+
+    fn attributes(&self) -> Result<TextAttributes> {
+        TextAttributes::of_dataset(|name| Ok(long_text(&self.attributes, name)))
     }
 
     fn read(&self, name: &str, window: &[Range<usize>]) -> Result<Values> {
@@ -213,8 +221,22 @@ impl Arrays for Classic {
     }
 }
 
-/// Number of records, dimensions, and variables of numbers.
-type Parsed = (u64, Vec<(String, u64)>, Vec<Variable>);
+/// The text of an attribute, which may have several lines.
+fn long_text(attributes: &[(String, Attribute)], name: &str) -> Option<String> {
+    attributes.iter().find_map(|(own, attribute)| match attribute {
+        Attribute::Text(text) if own == name => Some(text.clone()),
+        _ => None,
+    })
+}
+
+/// A text without control characters, which would change the terminal that shows it.
+fn one_line(text: &str) -> String {
+    let plain: String = text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+    plain.trim().to_owned()
+}
+
+/// Number of records, dimensions, attributes of the file, and variables of numbers.
+type Parsed = (u64, Vec<(String, u64)>, Vec<(String, Attribute)>, Vec<Variable>);
 
 /// A header that is being parsed; `None` is the answer wherever it is damaged.
 struct Header<'a> {
@@ -234,7 +256,7 @@ impl Header<'_> {
         for _ in 0..self.list(DIMENSIONS)? {
             dimensions.push((self.name()?, self.count()?));
         }
-        let _ = self.attributes()?;
+        let of_file = self.attributes()?;
         let mut variables = Vec::new();
         for _ in 0..self.list(VARIABLES)? {
             let name = self.name()?;
@@ -261,7 +283,7 @@ impl Header<'_> {
                 variables.push(Variable { name, dims, kind: NumberKind::U8, begin, attributes, is_record });
             }
         }
-        Some((records, dimensions, variables))
+        Some((records, dimensions, of_file, variables))
     }
 
     /// Length of a list with this tag, or 0 of one that is absent.
@@ -279,8 +301,6 @@ impl Header<'_> {
             let count = self.count()?;
             if kind == CHAR {
                 let text = String::from_utf8_lossy(self.padded(count)?).into_owned();
-                let text =
-                    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
                 attributes.push((name, Attribute::Text(text)));
             } else {
                 let kind = number_kind(kind)?;

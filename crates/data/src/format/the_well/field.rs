@@ -6,6 +6,7 @@ use std::path::Path;
 use isobar_torch::memory::from_vec;
 use tch::Tensor;
 
+use crate::dataset::blocks;
 use crate::hdf5::layout::{portion, read_finite};
 use crate::hdf5::stored::Stored;
 use crate::stats::Accumulator;
@@ -104,11 +105,13 @@ impl WellField {
             |axis: usize| if self.varying[axis] { whole[axis].clone() } else { 0..whole[axis].len().min(1) };
         for trajectories in portions(once(0), trajectories_at_once) {
             for frames in portions(once(1), frames_at_once) {
-                let axes = [&[trajectories.clone(), frames], &whole[2..]].concat();
-                let values = read_finite(path, &self.dataset, &self.place, &self.stored(&axes))?;
-                for (component, accumulator) in accumulators.iter_mut().enumerate() {
-                    let of_component = values.iter().skip(component).step_by(self.components);
-                    accumulator.push(of_component.map(|&value| f64::from(value)));
+                for points in self.blocks(&whole[2..], trajectories.len() * frames.len()) {
+                    let axes = [&[trajectories.clone(), frames.clone()], &points[..]].concat();
+                    let values = read_finite(path, &self.dataset, &self.place, &self.stored(&axes))?;
+                    for (component, accumulator) in accumulators.iter_mut().enumerate() {
+                        let of_component = values.iter().skip(component).step_by(self.components);
+                        accumulator.push(of_component.map(|&value| f64::from(value)));
+                    }
                 }
             }
         }
@@ -136,10 +139,14 @@ impl WellField {
             (0..self.components).map(|_| Accumulator::default()).collect();
         let all = if self.varying[0] { whole[0].clone() } else { 0..whole[0].len().min(1) };
         let (trajectories_at_once, frames_at_once) = self.at_once(whole);
-        for trajectories in portions(all, trajectories_at_once) {
+        let blocks = self.blocks(&whole[2..], trajectories_at_once * frames_at_once);
+        let parts = portions(all, trajectories_at_once);
+        for (trajectories, points) in
+            parts.flat_map(|part| blocks.iter().map(move |block| (part.clone(), block)))
+        {
             let mut last: Vec<Vec<f32>> = vec![Vec::new(); trajectories.len()];
             for frames in portions(whole[1].clone(), frames_at_once) {
-                let axes = [&[trajectories.clone(), frames.clone()], &whole[2..]].concat();
+                let axes = [&[trajectories.clone(), frames.clone()], &points[..]].concat();
                 let values = read_finite(path, &self.dataset, &self.place, &self.stored(&axes))?;
                 let frame = (values.len() / (trajectories.len() * frames.len())).max(1);
                 for (last, own) in last.iter_mut().zip(values.chunks(frame * frames.len())) {
@@ -158,6 +165,15 @@ impl WellField {
             .into_iter()
             .map(|accumulator| Ok(Statistics { count, weight: count as f64, ..accumulator.finish()? }))
             .collect()
+    }
+
+    /// Blocks of points to read at a time for statistics, of so many frames: all points, unless they take much memory. A dim along
+    /// which the field does not vary is not cut.
+    fn blocks(&self, points: &[Range<usize>], frames: usize) -> Vec<Vec<Range<usize>>> {
+        match self.varying.get(2) {
+            Some(true) => blocks(points, self.components * frames),
+            _ => vec![points.to_vec()],
+        }
     }
 
     /// Numbers of trajectories and frames to read at a time for statistics: full chunks, so that none is

@@ -19,6 +19,7 @@ pub use self::file::WellFile;
 pub use self::meta::{WellDim, WellMeta};
 pub use self::writer::WellWriter;
 use crate::area::area_weights;
+use crate::attributes::TextAttributes;
 use crate::calendar::TimeUnit;
 use crate::content::{Content, TIME};
 use crate::dataset::{
@@ -71,6 +72,7 @@ impl Well {
             uniform: false,
             is_static: field.is_constant(),
             levels: None,
+            attributes: TextAttributes::default(),
         };
         let is_wanted = |field: &&WellField| wanted.iter().any(|name| name == field.name());
         let scalars = file.scalars().iter().filter(is_wanted);

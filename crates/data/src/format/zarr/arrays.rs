@@ -8,12 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde_json::Value;
 use zarrs::array::{Array, ArrayMetadata};
 
-use super::attributes::describe;
+use super::attributes::{describe, of_store};
 use super::codecs::{Failure, Numbers, Place, Plan, quietly};
 use super::nodes::{Node, Version, nodes};
 use super::options::MissingChunks;
 use super::store::Store;
 use crate::arrays::{ArrayInfo, Arrays, Values};
+use crate::attributes::TextAttributes;
 use crate::boxes::{copy, extents, indices, shared, touched};
 use crate::dtype::{Dtype, NumberKind};
 use crate::spare::{buffer, keep};
@@ -32,6 +33,7 @@ pub(super) struct ZarrArrays {
     path: PathBuf,
     store: Box<dyn Store>,
     nodes: BTreeMap<String, Node>,
+    attributes: TextAttributes,
     fills: bool,
     opened: Mutex<BTreeMap<String, Arc<Opened>>>,
 }
@@ -51,14 +53,14 @@ struct Opened {
 
 impl ZarrArrays {
     pub(super) fn open(path: &Path, store: Box<dyn Store>, missing: MissingChunks) -> Result<Self> {
-        let mut nodes = nodes(path, &*store)?;
+        let (mut nodes, attributes) = nodes(path, &*store)?;
         if let Some(root) = nodes.remove("") {
             let name = path.file_stem().map_or("data".into(), |stem| stem.to_string_lossy());
             let _ = nodes.insert(format!("/{name}"), root);
         }
         let nodes = nodes.into_iter().map(|(name, node)| (name, node.with_integer_times())).collect();
-        let fills = missing == MissingChunks::Fill;
-        Ok(Self { path: path.to_owned(), store, nodes, fills, opened: Mutex::default() })
+        let (attributes, fills) = (of_store(&attributes), missing == MissingChunks::Fill);
+        Ok(Self { path: path.to_owned(), store, nodes, attributes, fills, opened: Mutex::default() })
     }
 
     fn node(&self, name: &str) -> Result<(&str, &Node)> {
@@ -241,6 +243,10 @@ impl Arrays for ZarrArrays {
         let opened = self.opened(name)?;
         let chunk = Some(opened.plan.piece().to_vec());
         Ok(ArrayInfo { chunk, ..describe(node, opened.kind, opened.shape.clone()) })
+    }
+
+    fn attributes(&self) -> Result<TextAttributes> {
+        Ok(self.attributes.clone())
     }
 
     fn read(&self, name: &str, window: &[Range<usize>]) -> Result<Values> {

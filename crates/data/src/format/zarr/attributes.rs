@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::nodes::{Node, Version};
 use crate::arrays::{ArrayInfo, Valid, components};
+use crate::attributes::TextAttributes;
 use crate::dtype::NumberKind;
 use crate::hdf5::plain::{CHANNELS, COMPONENTS, PERIODIC};
 
@@ -41,9 +42,20 @@ pub(super) fn describe(node: &Node, kind: NumberKind, shape: Vec<usize>) -> Arra
         periodic: flag(PERIODIC),
         channels: flag(CHANNELS),
         components: components(text(own, COMPONENTS).as_deref()),
+        attributes: TextAttributes::of_variable(|name| Ok(long_text(own, name))).unwrap_or_default(),
         ..ArrayInfo::of_shape(shape)
     }
     .with_cf(Some(kind), missing, valid, is_unsigned)
+}
+
+/// The attributes of a store, from those of its root group.
+pub(super) fn of_store(attributes: &Map<String, Value>) -> TextAttributes {
+    TextAttributes::of_dataset(|name| Ok(long_text(attributes, name))).unwrap_or_default()
+}
+
+/// A text that may have several lines.
+fn long_text(attributes: &Map<String, Value>, name: &str) -> Option<String> {
+    attributes.get(name)?.as_str().map(str::to_owned)
 }
 
 fn texts(names: &Value, count: usize) -> Option<Vec<String>> {

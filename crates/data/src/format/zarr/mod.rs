@@ -14,13 +14,14 @@ mod writer;
 use std::ffi::OsString;
 use std::path::Path;
 
+use isobar_files::is_url;
+
 use self::arrays::ZarrArrays;
 use self::options::ZarrOptions;
 use self::remote::Remote;
 use self::store::{Folder, Store};
 use crate::arrays::ArrayDataset;
 use crate::dataset::Dataset;
-use crate::joined::is_url;
 use crate::registry::{DataSource, Format};
 use crate::{Error, Result, register};
 

@@ -82,11 +82,11 @@ impl Node {
     }
 }
 
-/// Reads the metadata of all arrays, by path. An array at the root has the name of the store.
+/// Reads the metadata of all arrays, by path, and the attributes of the root group. An array at the root has an empty path.
 ///
 /// # Errors
 /// No store, or metadata that cannot be read.
-pub(super) fn nodes(path: &Path, store: &dyn Store) -> Result<BTreeMap<String, Node>> {
+pub(super) fn nodes(path: &Path, store: &dyn Store) -> Result<(BTreeMap<String, Node>, Map<String, Value>)> {
     let reader = Reader { path, store };
     let mut found = BTreeMap::new();
     // Some stores answer 403 instead of 404 to callers without permission to list.
@@ -95,6 +95,7 @@ pub(super) fn nodes(path: &Path, store: &dyn Store) -> Result<BTreeMap<String, N
         root => (root?, None),
     };
     if let Some(root) = root {
+        let own = object(root.get("attributes"));
         let consolidated = root.get("consolidated_metadata").and_then(|all| all.get("metadata"));
         match consolidated.and_then(Value::as_object) {
             _ if is_array(&root) => reader.add(&mut found, "", v3(root))?,
@@ -105,7 +106,7 @@ pub(super) fn nodes(path: &Path, store: &dyn Store) -> Result<BTreeMap<String, N
             }
             None => reader.walk(&mut found)?,
         }
-        return Ok(found);
+        return Ok((found, own));
     }
     let all = match (reader.json(".zmetadata"), denied) {
         (Ok(None), Some(denied)) => return Err(denied),
@@ -123,16 +124,18 @@ pub(super) fn nodes(path: &Path, store: &dyn Store) -> Result<BTreeMap<String, N
                     None => continue,
                 },
             };
-            let attributes = all.get(&key.replace(".zarray", ".zattrs")).and_then(Value::as_object);
-            let attributes = attributes.cloned().unwrap_or_default();
+            let attributes = object(all.get(&key.replace(".zarray", ".zattrs")));
             reader.add(&mut found, name, Node { array: array.clone(), attributes, version: Version::V2 })?;
         }
-        return Ok(found);
+        return Ok((found, object(all.get(".zattrs"))));
     }
+    let mut own = Map::new();
     if let Some(array) = reader.v2("")? {
         reader.add(&mut found, "", array)?;
     } else if reader.json(".zgroup")?.is_some() {
         reader.walk(&mut found)?;
+        // Some stores answer 403 instead of 404 where there are none.
+        own = object(reader.json(".zattrs").ok().flatten().as_ref());
     } else {
         let found = "neither zarr.json, .zmetadata, .zgroup nor .zarray";
         return Err(reader.misfit(
@@ -141,7 +144,12 @@ pub(super) fn nodes(path: &Path, store: &dyn Store) -> Result<BTreeMap<String, N
             "a store of Zarr version 2 or 3",
         ));
     }
-    Ok(found)
+    Ok((found, own))
+}
+
+/// The entries of an object; none of another value.
+fn object(value: Option<&Value>) -> Map<String, Value> {
+    value.and_then(Value::as_object).cloned().unwrap_or_default()
 }
 
 fn is_denied(error: &Error) -> bool {
@@ -153,7 +161,7 @@ fn is_array(node: &Value) -> bool {
 }
 
 fn v3(array: Value) -> Node {
-    let attributes = array.get("attributes").and_then(Value::as_object).cloned().unwrap_or_default();
+    let attributes = object(array.get("attributes"));
     Node { array, attributes, version: Version::V3 }
 }
 
@@ -200,8 +208,8 @@ impl Reader<'_> {
     fn v2(&self, name: &str) -> Result<Option<Node>> {
         let key = |own: &str| if name.is_empty() { own.to_owned() } else { format!("{name}/{own}") };
         let Some(array) = self.json(&key(".zarray"))? else { return Ok(None) };
-        let attributes = self.json(&key(".zattrs"))?.and_then(|all| all.as_object().cloned());
-        Ok(Some(Node { array, attributes: attributes.unwrap_or_default(), version: Version::V2 }))
+        let attributes = object(self.json(&key(".zattrs"))?.as_ref());
+        Ok(Some(Node { array, attributes, version: Version::V2 }))
     }
 
     fn add(&self, found: &mut BTreeMap<String, Node>, name: &str, node: Node) -> Result<()> {

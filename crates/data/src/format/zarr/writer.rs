@@ -18,11 +18,12 @@ use zarrs::array::{
 };
 
 use super::codecs::LARGEST;
+use crate::attributes::TITLE;
 use crate::boxes::{copy, extents, indices, shared, touched};
-use crate::content::{CHANNEL, Content, SAMPLE, StoredAxes, TIME};
+use crate::content::{CHANNEL, Content, SAMPLE, StoredAxes, TIME, Texts, UNITS, of_times};
 use crate::dataset::DatasetWriter;
 use crate::hdf5::layout::check_values;
-use crate::hdf5::plain::{CHANNELS, COMPONENTS, COORDINATES, PERIODIC, UNITS};
+use crate::hdf5::plain::{CHANNELS, COMPONENTS, COORDINATES, PERIODIC};
 use crate::unfinished::{Unfinished, check_absent};
 use crate::writers::WriterFormat;
 use crate::{Error, Result, register_writer};
@@ -167,9 +168,7 @@ impl ZarrWriter {
             if let Some(unit) = &variable.unit {
                 put(UNITS, unit);
             }
-            if let Some(title) = &variable.title {
-                put("long_name", title);
-            }
+            variable.stored_attributes().for_each(|(name, text)| put(name, text));
             if channel.is_some() {
                 put(COMPONENTS, &variable.channels.join(" "));
             }
@@ -220,40 +219,32 @@ impl ZarrWriter {
             self.describe(name, &array)
         };
         let line = |name: &str, values: &[f64], attributes| along(name, name, values, attributes);
-        let text = |pairs: &[(&str, Option<&str>)]| -> Map<String, Value> {
-            let given =
-                pairs.iter().filter_map(|(name, text)| Some(((*name).to_owned(), Value::from((*text)?))));
-            given.collect()
+        let json = |texts: Texts<'_>| -> Map<String, Value> {
+            texts.into_iter().map(|(name, text)| (name.to_owned(), text.into())).collect()
         };
         for dim in dims {
-            let unit = dim.unit.as_deref();
-            let mut attributes = text(&[(UNITS, unit), ("standard_name", dim.standard_name())]);
+            let mut attributes = json(dim.attributes());
             if dim.periodic {
                 let _ = attributes.insert(PERIODIC.to_owned(), true.into());
             }
             let _ = nodes.insert(dim.name.clone(), line(&dim.name, &dim.coordinates, attributes)?);
         }
-        let unit = content.time_unit.as_ref();
-        let of_time = text(&[
-            (UNITS, unit.map(|unit| unit.unit.as_str())),
-            ("calendar", unit.and_then(|unit| unit.calendar.as_deref())),
-            ("standard_name", unit.map(|_| TIME)),
-        ]);
+        let of_times = json(of_times(content.time_unit.as_ref(), self.has_times));
         if self.has_times {
-            let _ = nodes.insert(TIME.to_owned(), line(TIME, &meta.times, of_time)?);
+            let _ = nodes.insert(TIME.to_owned(), line(TIME, &meta.times, of_times)?);
         } else if !meta.sample_times.is_empty() {
-            let _ = nodes.insert(TIME.to_owned(), along(SAMPLE, TIME, &meta.sample_times, of_time)?);
+            let _ = nodes.insert(TIME.to_owned(), along(SAMPLE, TIME, &meta.sample_times, of_times)?);
         }
         let _ = nodes.insert(SAMPLE.to_owned(), line(SAMPLE, &meta.numbers(), Map::new())?);
         for axis in content.channel_axes() {
-            let mut attributes = text(&[(UNITS, axis.unit())]);
+            let mut attributes = json(axis.attributes());
             let _ = attributes.insert(CHANNELS.to_owned(), true.into());
             let _ = nodes.insert(axis.name.clone(), line(&axis.name, &axis.values(), attributes)?);
         }
         for variable in &self.variables {
             let _ = nodes.insert(variable.name.clone(), self.describe(&variable.name, &variable.array)?);
         }
-        let mut attributes = text(&[("Conventions", Some(CONVENTIONS)), ("title", Some(&meta.name))]);
+        let mut attributes = json(vec![("Conventions", CONVENTIONS), (TITLE, &meta.name)]);
         attributes.extend(meta.attributes.iter().map(|(name, text)| (name.clone(), text.as_str().into())));
         self.root = json!({
             "zarr_format": 3,

@@ -9,6 +9,7 @@ use tch::{Device, Kind, Tensor};
 use super::jets::{Bump, start};
 use super::model::{DEPTH, Model, inverse_laplacian, wind};
 use super::transform::Grid;
+use crate::attributes::TextAttributes;
 use crate::calendar::TimeUnit;
 use crate::content::{Content, Storage};
 use crate::dataset::DatasetWriter;
@@ -202,9 +203,15 @@ fn content(options: &ShallowWaterOptions) -> Content {
         coordinates,
         periodic,
     };
+    let standard = |name: &str| match name {
+        "u" => Some("eastward_wind".to_owned()),
+        "v" => Some("northward_wind".to_owned()),
+        _ => None,
+    };
     let variable = |name: &str, unit: &str, title: &str| DataVariable {
         unit: Some(unit.to_owned()),
         title: Some(title.to_owned()),
+        attributes: TextAttributes::standard_name(standard(name)),
         ..DataVariable::scalar(name)
     };
     let variables = vec![

@@ -19,7 +19,7 @@ const MOST_BYTES: usize = 4 << 20;
 const MOST_CHUNK_BYTES: usize = 64 << 20;
 
 /// Names of attributes that readers look up. In a damaged file, a look-up may find an attribute that the list omits.
-const NAMES: [&str; 32] = [
+const NAMES: [&str; 41] = [
     "CLASS",
     "DIMENSION_LABELS",
     "NAME",
@@ -34,20 +34,29 @@ const NAMES: [&str; 32] = [
     "bc_type",
     "beta",
     "calendar",
+    "cell_methods",
+    "comment",
     "dataset_name",
     "dim_varying",
     "field_names",
     "grid_type",
+    "history",
+    "institution",
+    "long_name",
     "missing_value",
     "n_spatial_dims",
     "n_trajectories",
     "nu",
     "periodic",
+    "references",
     "sample_varying",
     "scale_factor",
     "simulation_parameters",
+    "source",
     "spatial_dims",
+    "standard_name",
     "time_varying",
+    "title",
     "units",
     "valid_max",
     "valid_min",

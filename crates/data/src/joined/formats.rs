@@ -1,0 +1,57 @@
+//! The formats that may read a path.
+
+use std::path::{Path, PathBuf};
+
+use super::paths::DataPath;
+use crate::registry::{Entry, registered};
+
+impl DataPath {
+    /// Returns the formats that read files with the extension of the first path, or of the first such file in a folder: of HDF5 the
+    /// layouts before the plain format. A store of Zarr may have any name.
+    ///
+    /// ```
+    /// use isobar_data::DataPath;
+    ///
+    /// let names = |path: &str| -> Vec<&str> {
+    ///     DataPath::from(path).formats().iter().map(|format| format.name()).collect()
+    /// };
+    /// assert_eq!(names("era5_*.nc"), ["netcdf"]);
+    /// assert_eq!(names("run.h5"), ["darcy", "pdebench", "the_well", "hdf5"]);
+    /// assert!(names("notes.txt").is_empty());
+    /// ```
+    pub fn formats(&self) -> Vec<Entry> {
+        let extension = if self.is_zarr() {
+            Some("zarr".to_owned())
+        } else {
+            let path = self.first();
+            path.and_then(|path| extension(path).or_else(|| in_folder(path).as_deref().and_then(extension)))
+        };
+        let mut formats = registered();
+        formats.retain(|format| extension.as_deref().is_some_and(|own| format.extensions().contains(&own)));
+        formats.sort_by_key(|format| format.name() == "hdf5");
+        formats
+    }
+
+    /// Returns the first file that a format reads of the data set.
+    pub(crate) fn first_file(&self, format: &Entry) -> Option<PathBuf> {
+        let found = self.first().filter(|path| path.is_dir()).and_then(in_folder);
+        found.or_else(|| self.files(format).ok()?.into_iter().next())
+    }
+}
+
+/// A file of a folder of data, or of its folder `train`: the first whose extension is that of a format.
+fn in_folder(folder: &Path) -> Option<PathBuf> {
+    let known = registered();
+    let fits = |file: &PathBuf| {
+        let extension = extension(file);
+        extension.is_some_and(|own| known.iter().any(|entry| entry.extensions().contains(&own.as_str())))
+    };
+    let listed = |folder: &Path| -> Vec<PathBuf> {
+        std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    };
+    listed(folder).into_iter().chain(listed(&folder.join("train"))).filter(fits).min()
+}
+
+fn extension(path: &Path) -> Option<String> {
+    path.extension().map(|extension| extension.to_string_lossy().to_lowercase())
+}
