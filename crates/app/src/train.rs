@@ -220,7 +220,6 @@ impl Job for Training<'_> {
         F: Forward<L::Array>,
     {
         let Self { manager, config, text, signals, claimed, checkpoint, progress } = self;
-        let scoring = Scoring::new(&run.source, config, &run.target_window, &run.ranks.world)?;
         let (own, at_once) = at_once(&run.layout, &run.ranks, config, run.source.most_samples())?;
         let folder = config.run.folder();
         let place = Place {
@@ -234,6 +233,7 @@ impl Job for Training<'_> {
             signals: &signals,
         };
         let fields = Fields::read_alike(&run.source, &config.data, &place, &run.ranks.world)?;
+        let scoring = Scoring::new(&run.source, config, &run.target_window, &run.ranks.world)?;
         let titles = run.source.titles()?;
         let run = run.with_samples(fields, scoring, config)?;
         let TaskRun { task, source, params, buffers, regression, ranks, forcing, fixed, reader } = run;

@@ -84,14 +84,24 @@ impl TextAttributes {
         let kept = self.iter().filter(|(name, _)| !is_new(name));
         let kept = kept.map(|(name, text)| (name.to_owned(), text.to_owned()));
         let added = new.iter().map(|(name, text)| match self.get(name).filter(|_| name == HISTORY) {
-            Some(before) => (name.clone(), format!("{before}\n{text}")),
+            Some(before) => (name.clone(), shortened(&format!("{before}\n{text}")).to_owned()),
             None => (name.clone(), text.clone()),
         });
         kept.chain(added).collect()
     }
 }
 
-/// A text without control characters other than line breaks.
+/// Leaves out the first lines of a text that is too long to be read again.
+fn shortened(mut text: &str) -> &str {
+    while text.len() > LONGEST
+        && let Some((_, rest)) = text.split_once('\n')
+    {
+        text = rest;
+    }
+    text
+}
+
+/// Replaces control characters other than line breaks.
 fn plain(text: &str) -> String {
     let is_bad = |letter: char| letter.is_control() && letter != '\n';
     let plain: String = text.chars().map(|letter| if is_bad(letter) { ' ' } else { letter }).collect();
@@ -130,5 +140,7 @@ mod tests {
         assert_eq!((text("title"), text("origin")), (Some("new"), Some("here")));
         assert_eq!((text("history"), text("source")), (Some("old history\nisobar"), Some("old source")));
         assert_eq!(TextAttributes::default().with(&new), new);
+        let long = format!("{}\nlast", "a".repeat(LONGEST));
+        assert_eq!(shortened(&long), "last");
     }
 }

@@ -392,7 +392,7 @@ fn channels(data: &(impl Dataset + ?Sized), variables: &[&str]) -> Result<usize>
     Ok(choose(data, variables)?.iter().map(|variable| variable.channels.len()).sum())
 }
 
-/// Cuts a window along its first dim into blocks of about 64 MiB, of at least one row each; a point has so many `values`.
+/// Cuts a window along its first dim into blocks of about 64 MiB, of at least one row each. `values` is the number of values at a point.
 pub(crate) fn blocks(points: &[Range<usize>], values: usize) -> Vec<Vec<Range<usize>>> {
     let Some((first, others)) = points.split_first() else { return vec![Vec::new()] };
     let bytes = values.saturating_mul(size_of::<f32>());

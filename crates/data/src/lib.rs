@@ -97,7 +97,7 @@ pub use inventory;
 pub use joined::{DataPath, Join};
 pub use memory::{Cache, HostMemory};
 pub use parts::{Part, Parts};
-pub use portions::{DataPortion, digest, merge_channels, portions};
+pub use portions::{DataPortion, digest, merge_channels, portions, portions_of};
 pub use registry::{DataSource, Entry, Format, NoOptions, register, registered};
 pub use sampler::{Sampler, part, split, split_validation};
 pub use samples::{Request, Samples};

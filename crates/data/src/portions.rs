@@ -74,13 +74,29 @@ pub fn portions(
     variables: &[&str],
     samples: Range<usize>,
 ) -> Result<Vec<DataPortion>> {
+    portions_of(data, variables, samples, usize::MAX)
+}
+
+/// Cuts a range of samples as [`portions`] does, into larger portions where there would be more than about `most`: a chunk that
+/// reaches over several portions is unpacked for each.
+///
+/// # Errors
+/// Variables that the data set does not have.
+pub fn portions_of(
+    data: &(impl Dataset + ?Sized),
+    variables: &[&str],
+    samples: Range<usize>,
+    most: usize,
+) -> Result<Vec<DataPortion>> {
     let channels: usize = choose(data, variables)?.iter().map(|variable| variable.channels.len()).sum();
     let points = data.dims().iter().fold(channels, |all, dim| all.saturating_mul(dim.coordinates.len()));
     let frame = points.saturating_mul(size_of::<f32>()).max(1);
     let frames = frame_count(data);
-    let frames_at_once = (PORTION / frame).clamp(1, frames.max(1));
+    let sample = frame.saturating_mul(frames.max(1));
+    let bytes = PORTION.max(sample.saturating_mul(samples.len()) / most.max(1));
+    let frames_at_once = (bytes / frame).clamp(1, frames.max(1));
     // 1 for a sample that is cut along its frames.
-    let samples_at_once = (PORTION / frame.saturating_mul(frames.max(1))).max(1);
+    let samples_at_once = (bytes / sample).max(1);
     let cut = |range: Range<usize>, step: usize| -> Vec<Range<usize>> {
         range.clone().step_by(step).map(|start| start..range.end.min(start.saturating_add(step))).collect()
     };

@@ -12,10 +12,11 @@ const MOST: usize = 4;
 /// Largest of them, in bytes.
 const LARGEST: usize = 2 << 20;
 
-/// A buffer of so many bytes of any value, to be overwritten; an error if there is no memory.
+/// Returns a buffer of `length` bytes with unspecified content, to be overwritten; an error if there is no memory.
 pub(crate) fn buffer(length: usize) -> Result<Vec<u8>> {
     let kept = SPARE.with_borrow_mut(|spare| {
-        let at = spare.iter().position(|bytes| bytes.capacity() >= length)?;
+        let fits = spare.iter().enumerate().filter(|(_, bytes)| bytes.capacity() >= length);
+        let (at, _) = fits.min_by_key(|(_, bytes)| bytes.capacity())?;
         Some(spare.swap_remove(at))
     });
     if let Some(mut bytes) = kept {
@@ -23,15 +24,23 @@ pub(crate) fn buffer(length: usize) -> Result<Vec<u8>> {
         return Ok(bytes);
     }
     // Asks for the memory first: `vec!` ends the process if there is none. It takes a page only when that is written.
-    Vec::<u8>::new().try_reserve_exact(length).map_err(|_| Error::from(ErrorKind::OutOfMemory))?;
+    let mut probe = Vec::<u8>::new();
+    probe.try_reserve_exact(length).map_err(|_| Error::from(ErrorKind::OutOfMemory))?;
+    drop(std::hint::black_box(probe));
     Ok(vec![0; length])
 }
 
 /// Keeps a buffer for the next call of this thread.
 pub(crate) fn keep(bytes: Vec<u8>) {
     SPARE.with_borrow_mut(|spare| {
-        if bytes.capacity() <= LARGEST && spare.len() < MOST {
-            spare.push(bytes);
+        if bytes.capacity() > LARGEST {
+            return;
+        }
+        spare.push(bytes);
+        if spare.len() > MOST
+            && let Some((smallest, _)) = spare.iter().enumerate().min_by_key(|(_, bytes)| bytes.capacity())
+        {
+            drop(spare.swap_remove(smallest));
         }
     });
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::Result;
-use isobar_data::{DataPortion, Dataset, Part, Window, portions};
+use isobar_data::{DataPortion, Dataset, Part, Window, portions_of};
 use isobar_manager::format_bytes;
 use tch::{Device, Kind, Tensor};
 
@@ -70,6 +70,10 @@ impl PartWindows {
     }
 }
 
+/// Portions in which a part is read, at most about: few, since chunks at their boundaries are unpacked twice, and enough that one of
+/// them takes little memory beside all.
+const PORTIONS: usize = 16;
+
 /// This rank's window of some variables of all samples of a part.
 struct PartWindow {
     data: Arc<dyn Dataset>,
@@ -92,7 +96,7 @@ impl PartWindow {
         let frames = data.times().map_or(1, <[f64]>::len);
         let inner = [samples.len(), frames, channels(&**data, &variables)?];
         let shape = inner.into_iter().chain(points.iter().map(Range::len)).collect();
-        let portions = portions(&**data, &as_str(&variables), samples.clone())?;
+        let portions = portions_of(&**data, &as_str(&variables), samples.clone(), PORTIONS)?;
         Ok(Self { data: Arc::clone(data), variables, samples, points: points.to_vec(), shape, portions })
     }
 

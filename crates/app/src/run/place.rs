@@ -13,7 +13,7 @@ pub(crate) struct Place<'a> {
     pub(crate) window: &'a [Range<usize>],
     /// A range for each spatial dim of the targets.
     pub(crate) target_window: &'a [Range<usize>],
-    /// Dtype and device of what the network sees.
+    /// Dtype and device of the network's inputs.
     pub(crate) options: (Kind, Device),
     /// Most samples that this rank reads at a time.
     pub(crate) own: usize,

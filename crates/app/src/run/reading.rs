@@ -45,7 +45,7 @@ impl<'a> Reading<'a> {
         let (read, asked) = all_ok(self.world, own)?;
         if asked.iter().flatten().any(|&asked| asked != 0) {
             bail!(Exit::Stopped.because(format!(
-                "told to stop while {}; no step was taken, so there is no checkpoint to write",
+                "told to stop while {}; no step was taken since the start, and earlier checkpoints stay",
                 self.progress.what
             )));
         }

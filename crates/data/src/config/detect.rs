@@ -42,13 +42,12 @@ impl DataConfig {
         })
     }
 
-    /// Detects the format: by the extension, and of those that share one, by the tables of the configuration, and by the first that
-    /// opens a file. If none does, the first one's error tells why.
+    /// Detects the format: by the extension, and of those that share one, the first that opens a file, beginning with those that have
+    /// a table in the configuration. If none does, the first one's error tells why.
     fn detected(&self) -> Option<Entry> {
-        let all = self.path.formats();
-        let has_table = |format: &&Entry| self.own.names().any(|name| name == format.name());
-        let named: Vec<Entry> = all.iter().filter(has_table).copied().collect();
-        let candidates = if named.is_empty() { all } else { named };
+        let mut candidates = self.path.formats();
+        let has_table = |format: &Entry| self.own.names().any(|name| name == format.name());
+        candidates.sort_by_key(|format| !has_table(format));
         match &candidates[..] {
             [] | [_] => candidates.first().copied(),
             [first, ..] => Some(*candidates.iter().find(|format| self.opens(format)).unwrap_or(first)),

@@ -22,6 +22,8 @@ use crate::{Error, Result};
 
 /// Capacity in bytes of a dataset's cache of unpacked chunks: that of HDF5 2.0.
 const KEPT: usize = 8 << 20;
+/// Bytes that a chunk of the cache takes besides its values, about.
+const ENTRY: usize = 256;
 
 /// Dataset to read, whose place and size are checked.
 #[derive(Debug)]
@@ -144,17 +146,18 @@ impl Stored {
         if known.is_some() {
             return Ok(known);
         }
-        let Some(chunk) = self.unpacked(index)?.map(Arc::new) else { return Ok(None) };
+        let Some(chunk) = self.unpacked(index)? else { return Ok(None) };
+        let chunk = Arc::new(fitted(chunk));
         let mut kept = lock(&self.kept);
         // Another thread may have unpacked it, too.
         if chunk.len() <= KEPT && kept.chunks.insert(index.to_vec(), Arc::clone(&chunk)).is_none() {
-            kept.bytes += chunk.len();
+            kept.bytes += chunk.len() + ENTRY;
             kept.order.push_back(index.to_vec());
         }
         while kept.bytes > KEPT {
             let Some(at) = kept.order.pop_front() else { break };
             let Some(oldest) = kept.chunks.remove(&at) else { continue };
-            kept.bytes -= oldest.len();
+            kept.bytes -= oldest.len() + ENTRY;
             if let Some(oldest) = Arc::into_inner(oldest) {
                 keep(oldest);
             }
@@ -193,6 +196,16 @@ impl Stored {
     fn misfit(&self, found: impl Into<String>, expected: &str) -> Error {
         misfit(&self.path, self.name.clone(), found, expected)
     }
+}
+
+/// Returns a chunk in memory of about its size: buffers that are used again may be much larger.
+fn fitted(chunk: Vec<u8>) -> Vec<u8> {
+    if chunk.capacity() <= 2 * chunk.len() {
+        return chunk;
+    }
+    let own = chunk.as_slice().to_vec();
+    keep(chunk);
+    own
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -72,7 +72,7 @@ pub struct MetricSink {
     flushed: Option<Instant>,
 }
 
-/// Shortest time between flushes after a record: whoever follows a file sees records at once, and a run of many short steps does
+/// Shortest time between flushes after a record: readers of the files see records at once, and a run of many short steps does
 /// not wait for the system at each.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
 

@@ -87,7 +87,7 @@ fn tensorboard_events_read_back() {
     assert!(events[1].0 > 1.7e9, "wall time in seconds since 1970");
 }
 
-/// For whoever follows a file during a long epoch, and after a rank was killed.
+/// Readers of the files see it during a long epoch, and after a rank was killed.
 #[test]
 fn a_record_is_in_the_files_without_a_flush() {
     let folder = tempfile::tempdir().unwrap();

@@ -192,7 +192,8 @@ impl Arrays for Hdf5Arrays {
             channels: optional(attributes.flag(CHANNELS))?.unwrap_or(false),
             components: components(text(COMPONENTS)?.as_deref()),
             chunk: dataset.chunk(),
-            attributes: TextAttributes::of_variable(|name| optional(attributes.text(name)))?,
+            // Texts that no reader needs: of other types they are left out.
+            attributes: TextAttributes::of_variable(|name| Ok(attributes.text(name).ok()))?,
             ..ArrayInfo::of_shape(shape)
         }
         .with_cf(kind, missing, valid, is_unsigned))
@@ -201,7 +202,7 @@ impl Arrays for Hdf5Arrays {
     fn attributes(&self) -> Result<TextAttributes> {
         let root = self.root();
         let attributes = Attributes::of_group(&root);
-        TextAttributes::of_dataset(|name| optional(attributes.text(name)))
+        TextAttributes::of_dataset(|name| Ok(attributes.text(name).ok()))
     }
 
     fn read(&self, name: &str, window: &[Range<usize>]) -> Result<Values> {

@@ -167,7 +167,7 @@ impl WellField {
             .collect()
     }
 
-    /// Blocks of points to read at a time for statistics, of so many frames: all points, unless they take much memory. A dim along
+    /// Returns the blocks of points to read at a time for statistics of `frames` frames: all points, unless they take much memory. A dim along
     /// which the field does not vary is not cut.
     fn blocks(&self, points: &[Range<usize>], frames: usize) -> Vec<Vec<Range<usize>>> {
         match self.varying.get(2) {
@@ -176,8 +176,8 @@ impl WellField {
         }
     }
 
-    /// Numbers of trajectories and frames to read at a time for statistics: full chunks, so that none is
-    /// decompressed twice.
+    /// Numbers of trajectories and frames to read at a time for statistics: full chunks, so that none is decompressed twice, unless
+    /// frames are cut into blocks.
     fn at_once(&self, whole: &[Range<usize>]) -> (usize, usize) {
         let chunk = self.dataset.chunk();
         let step = |axis: usize, otherwise: usize| {

@@ -52,7 +52,7 @@ static CHECKS: LazyLock<Checks> =
 pub(crate) fn check(path: &Path, length: u64) -> Result<()> {
     static IS_PROGRAM: LazyLock<bool> = LazyLock::new(is_program);
     if !*IS_PROGRAM {
-        warn_once("the program that loaded this library can't be started as one");
+        warn_once("Isobar is in a shared library of another program, which can't serve as one");
         return Ok(());
     }
     CHECKS.check(&OWN, path, length)
