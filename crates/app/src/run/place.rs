@@ -26,3 +26,20 @@ pub(crate) struct Place<'a> {
     /// Requests to stop, which end the reading.
     pub(crate) signals: &'a Signals,
 }
+
+#[cfg(test)]
+impl<'a> Place<'a> {
+    /// A window of inputs and targets in float64 on the CPU, three samples at a time.
+    pub(crate) fn of_test(window: &'a [Range<usize>]) -> Self {
+        Self {
+            window,
+            target_window: window,
+            options: (Kind::Double, Device::Cpu),
+            own: 3,
+            at_once: 3,
+            keep: None,
+            checks: CheckChoice::On,
+            signals: Box::leak(Box::default()),
+        }
+    }
+}

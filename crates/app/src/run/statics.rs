@@ -197,16 +197,7 @@ pub(super) mod tests {
         let source = Source::open(&config, None).unwrap();
         let window = [1..5, 0..4];
         let options = (Kind::Double, Device::Cpu);
-        let place = Place {
-            window: &window,
-            target_window: &window,
-            options,
-            own: 3,
-            at_once: 3,
-            keep: None,
-            checks: CheckChoice::On,
-            signals: &Signals::default(),
-        };
+        let place = Place::of_test(&window);
         let fields = Fields::read_alike(&source, &config, &place, &Group::single()).unwrap();
         // Missing values do not count in the statistics, whatever replaces them.
         let other = Source::open(&DataConfig { fill: 100.0, ..config.clone() }, None).unwrap();
@@ -237,16 +228,7 @@ pub(super) mod tests {
         assert_eq!(names, ["u", "v", "rain"]);
         let window = [0..5, 0..4];
         let options = (Kind::Double, Device::Cpu);
-        let place = Place {
-            window: &window,
-            target_window: &window,
-            options,
-            own: 3,
-            at_once: 3,
-            keep: None,
-            checks: CheckChoice::On,
-            signals: &Signals::default(),
-        };
+        let place = Place::of_test(&window);
         let fields = Fields::read_alike(&source, &config, &place, &Group::single()).unwrap();
         // A sample is three frames and a step, a rollout three and two.
         assert_eq!((fields.train.len(), fields.validation.len(), fields.rollouts.unwrap().len()), (3, 3, 1));
@@ -271,16 +253,7 @@ pub(super) mod tests {
     fn streamed_samples_are_those_in_memory() {
         let folder = folder();
         let window = [1..5, 0..3];
-        let place = Place {
-            window: &window,
-            target_window: &window,
-            options: (Kind::Double, Device::Cpu),
-            own: 3,
-            at_once: 3,
-            keep: None,
-            checks: CheckChoice::On,
-            signals: &Signals::default(),
-        };
+        let place = Place::of_test(&window);
         let read = |cache: &str| {
             let mut keys = all_roles();
             keys["cache"] = cache.into();
@@ -303,17 +276,7 @@ pub(super) mod tests {
         let (folder, run) = (folder(), tempdir().unwrap());
         let config = config(&folder, all_roles());
         let window = [0..5, 0..4];
-        let options = (Kind::Double, Device::Cpu);
-        let place = Place {
-            window: &window,
-            target_window: &window,
-            options,
-            own: 3,
-            at_once: 3,
-            keep: Some(run.path()),
-            checks: CheckChoice::On,
-            signals: &Signals::default(),
-        };
+        let place = Place { keep: Some(run.path()), ..Place::of_test(&window) };
         let read = || {
             let source = Source::open(&config, None).unwrap();
             let fields = Fields::read_alike(&source, &config, &place, &Group::single()).unwrap();
@@ -501,17 +464,7 @@ pub(super) mod tests {
             let mesh = isobar_manager::DeviceMesh::new(&world, &[2], &["domain"]).unwrap();
             let source = Source::open(&config, None).unwrap();
             let window = ShardedFields::new(&mesh, &[5, 4]).unwrap().window(&[5, 4]).unwrap();
-            let options = (Kind::Double, Device::Cpu);
-            let place = Place {
-                window: &window,
-                target_window: &window,
-                options,
-                own: 3,
-                at_once: 3,
-                keep: None,
-                checks: CheckChoice::On,
-                signals: &Signals::default(),
-            };
+            let place = Place::of_test(&window);
             let fields = Fields::read_alike(&source, &config, &place, &world).unwrap();
             let own = Statics::read(&source, &window, 0.0).unwrap();
             // Rank 0's normalisation is that of every rank.
