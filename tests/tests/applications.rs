@@ -114,6 +114,7 @@ fn write_surface(path: &Path, car: usize) {
             periodic: false,
         }],
         variables,
+        parameters: Vec::new(),
         storage: Storage::default(),
     };
     let line = |step: f64| {

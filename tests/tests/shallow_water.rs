@@ -62,6 +62,7 @@ pub(crate) fn write(path: &Path, frames: std::ops::Range<usize>, holes: bool) {
             .zip(UNITS)
             .map(|(name, unit)| DataVariable { unit: Some(unit.into()), ..DataVariable::scalar(*name) })
             .collect(),
+        parameters: Vec::new(),
         storage: Storage::default(),
     };
     let mut file = writer(None, path).unwrap().create(path, &content).unwrap();

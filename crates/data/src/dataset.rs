@@ -163,11 +163,14 @@ pub trait Dataset: Debug + Send + Sync {
     fn content(&self, meta: &PredictionMeta) -> Result<Content> {
         let names: Vec<&str> = meta.variables.iter().map(String::as_str).collect();
         let variables = choose(self, &names)?.into_iter().map(DataVariable::varying).collect();
+        let mut parameters = self.parameters();
+        parameters.retain(|(name, _)| !meta.left_out.contains(name));
         Ok(Content {
             meta: PredictionMeta { attributes: self.attributes().with(&meta.attributes), ..meta.clone() },
             time_unit: self.time_unit().cloned(),
             dims: self.dims().to_vec(),
             variables,
+            parameters,
             storage: Storage::default(),
         })
     }
@@ -300,7 +303,7 @@ pub trait DatasetWriter {
 impl DatasetWriter for PlainWriter {
     fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()> {
         let all = self.points(variable);
-        Self::write(self, variable, sample, first, &all, values)
+        Self::write(self, variable, (sample, first), &all, values)
     }
 
     fn takes_windows(&self) -> bool {
@@ -315,7 +318,7 @@ impl DatasetWriter for PlainWriter {
         points: &[Range<usize>],
         values: &Tensor,
     ) -> Result<()> {
-        Self::write(self, variable, sample, first, points, values)
+        Self::write(self, variable, (sample, first), points, values)
     }
 
     fn finish(self: Box<Self>) -> Result<()> {

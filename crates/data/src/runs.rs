@@ -54,6 +54,27 @@ pub(crate) fn read_runs(
     Ok(bytes)
 }
 
+/// A C-ordered array of float32, least byte first, in a file that is being written.
+#[derive(Debug)]
+pub(crate) struct RawArray {
+    pub(crate) file: File,
+    /// Offset of the first number, in bytes.
+    pub(crate) start: u64,
+    pub(crate) shape: Vec<usize>,
+}
+
+impl RawArray {
+    /// Writes a window with no empty range.
+    pub(crate) fn write(&self, window: &[Range<usize>], values: &[f32]) -> std::io::Result<()> {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let runs = runs(&self.shape, window);
+        for (piece, first) in bytes.chunks_exact(runs.length * size_of::<f32>()).zip(&runs.starts) {
+            self.file.write_all_at(piece, self.start + first * size_of::<f32>() as u64)?;
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 #[expect(clippy::single_range_in_vec_init, reason = "the window of a single axis")]
 mod tests {

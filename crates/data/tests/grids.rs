@@ -57,6 +57,7 @@ impl Series<'_> {
                 .then(|| TimeUnit { unit: self.unit.to_owned(), calendar: None }),
             dims: ["x", "y", "z"].into_iter().zip(self.extents).map(dim).collect(),
             variables,
+            parameters: Vec::new(),
             storage: Storage::default(),
         };
         let mut file = writer(Some("netcdf"), path).unwrap().create(path, &content).unwrap();

@@ -68,6 +68,7 @@ impl Part {
                 dim("longitude", "degrees_east", &[0.0, 10.0]),
             ],
             variables: vec![DataVariable { unit: Some(unit.to_owned()), ..DataVariable::scalar("h") }],
+            parameters: Vec::new(),
             storage: Storage::default(),
         };
         let mut file = writer(Some(format), path).unwrap().create(path, &content).unwrap();

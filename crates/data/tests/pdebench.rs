@@ -5,11 +5,13 @@
 use std::path::Path;
 
 use hdf5_metno::File;
-use isobar_data::{DataConfig, Dataset, Error, Window};
+use isobar_data::{
+    Content, DataConfig, DataVariable, Dataset, Dim, Error, PredictionMeta, Storage, Window, writer,
+};
 use ndarray::ArrayD;
 use rstest::rstest;
 use serde_json::{Value, json};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// Writes a dataset whose values count up from `first`.
 fn counted(file: &File, name: &str, shape: &[usize], first: usize) {
@@ -197,4 +199,140 @@ fn other_layouts_are_refused() {
     drop(file);
     let error = open(&path, &["tensor"], json!({})).unwrap_err().to_string();
     assert!(error.contains("`t-coordinate` is 3 times, expected at least 4"), "{error}");
+}
+
+const SAMPLES: usize = 2;
+const TIMES: [f64; 3] = [0.0, 0.5, 1.0];
+
+/// Two samples of variables with so many channels, 0 for a scalar, on 5 points along each dim.
+fn content(variables: &[(&str, usize)], times: &[f64], dims: usize) -> Content {
+    let variable = |&(name, channels): &(&str, usize)| match channels {
+        0 => DataVariable::scalar(name),
+        _ => DataVariable {
+            channels: (0..channels).map(|at| format!("{name}_{at}")).collect(),
+            has_direction: true,
+            ..DataVariable::scalar(name)
+        },
+    };
+    let dim = |name: &&str| Dim {
+        name: (*name).to_owned(),
+        unit: None,
+        coordinates: (0..5).map(|at| f64::from(at) * 0.25 + 1.0).collect(),
+        periodic: false,
+    };
+    Content {
+        meta: PredictionMeta {
+            name: "flow".to_owned(),
+            variables: variables.iter().map(|(name, _)| (*name).to_owned()).collect(),
+            samples: SAMPLES,
+            times: times.to_vec(),
+            sample_times: Vec::new(),
+            sample_numbers: Vec::new(),
+            attributes: vec![("origin".to_owned(), "a test".to_owned())],
+            missing: false,
+            left_out: Vec::new(),
+        },
+        time_unit: None,
+        dims: ["a", "b", "c"][..dims].iter().map(dim).collect(),
+        variables: variables.iter().map(variable).collect(),
+        parameters: vec![("beta".to_owned(), 0.25)],
+        storage: Storage::default(),
+    }
+}
+
+/// Values of a variable, `[sample, frame, channel, x, …]`.
+fn values(content: &Content, at: usize) -> Tensor {
+    let frames = content.meta.times.len().max(1);
+    let mut shape = vec![SAMPLES, frames, content.variables[at].channels.len()];
+    shape.extend(content.dims.iter().map(|dim| dim.coordinates.len()));
+    let shape: Vec<i64> = shape.into_iter().map(|extent| extent as i64).collect();
+    (Tensor::arange(shape.iter().product::<i64>(), (Kind::Float, Device::Cpu)) + 1000.0 * at as f64)
+        .view(&shape[..])
+}
+
+/// Every layout, in windows of two ranks that share the first dim; names of PDEBench replace others.
+#[rstest]
+#[case::one_scalar(&[("u", 0)], 1, &["tensor"])]
+#[case::flow_in_three_dims(&[("density", 0), ("Vx", 0), ("pressure", 0)], 3, &["density", "Vx", "pressure"])]
+#[case::incompressible(&[("velocity", 2), ("particles", 1)], 2, &["velocity", "particles"])]
+#[case::groups(&[("species", 2)], 2, &["data"])]
+#[case::groups_in_one_dim(&[("species", 3)], 1, &["data"])]
+fn trajectories_that_are_written_are_read(
+    #[case] variables: &[(&str, usize)],
+    #[case] dims: usize,
+    #[case] names: &[&str],
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("flow.hdf5");
+    let content = content(variables, &TIMES, dims);
+    let mut target = writer(Some("pdebench"), &path).unwrap().create(&path, &content).unwrap();
+    for (at, (name, _)) in variables.iter().enumerate() {
+        for sample in (0..SAMPLES).rev() {
+            for rows in [0..3, 3..5] {
+                let mut points = vec![0..5; dims];
+                points[0] = rows.clone();
+                let own =
+                    values(&content, at).get(sample as i64).narrow(2, rows.start as i64, rows.len() as i64);
+                target.write_window(name, sample, 1, &points, &own.narrow(0, 1, 2)).unwrap();
+                target.write_window(name, sample, 0, &points, &own.narrow(0, 0, 1)).unwrap();
+            }
+        }
+    }
+    target.finish().unwrap();
+    assert!(File::open(&path).unwrap().attr("origin").is_ok());
+
+    let data = open(&path, names, json!({})).unwrap();
+    assert_eq!((data.samples(), data.times()), (SAMPLES, Some(&TIMES[..])));
+    if names[0] != "velocity" {
+        assert_eq!(data.dims()[0].coordinates, content.dims[0].coordinates);
+    }
+    for (at, name) in names.iter().enumerate() {
+        let read = data.read(&Window { frames: 0..3, points: vec![0..5; dims] }, &[0, 1], &[name]).unwrap();
+        assert_eq!(read, values(&content, at), "{name}");
+    }
+}
+
+#[rstest]
+#[case::no_times(content(&[("u", 0)], &[], 2), "no times")]
+#[case::two_unknown_scalars(content(&[("u", 0), ("v", 0)], &TIMES, 2), "neither one alone")]
+#[case::flow_in_three_dims(content(&[("velocity", 3), ("particles", 1)], &TIMES, 3), "neither one alone")]
+#[case::no_dims(content(&[("u", 0)], &TIMES, 0), "0 spatial dims")]
+fn content_that_no_layout_holds_is_an_error(#[case] content: Content, #[case] says: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("flow.hdf5");
+    let error = writer(Some("pdebench"), &path).unwrap().create(&path, &content).err().unwrap().to_string();
+    assert!(error.contains(says) && error.contains("write hdf5, netcdf or zarr"), "{error}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+}
+
+/// With the source of the data set; other content is an error.
+#[test]
+fn darcy_flow_that_is_written_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("darcy.h5");
+    let fields = content(&[("u", 0), ("nu", 0)], &[], 2);
+    let create = |content: &Content| writer(Some("darcy"), &path).unwrap().create(&path, content);
+    let mut target = create(&fields).unwrap();
+    for sample in 0..SAMPLES {
+        for (at, name) in ["u", "nu"].into_iter().enumerate() {
+            target.write(name, sample, 0, &values(&fields, at).get(sample as i64)).unwrap();
+        }
+    }
+    target.finish().unwrap();
+    let table = json!({ "path": path, "format": "darcy" });
+    let data = serde_json::from_value::<DataConfig>(table).unwrap().open().unwrap();
+    assert_eq!(data.parameters(), [("beta".to_owned(), 0.25)]);
+    assert_eq!(data.dims()[1].coordinates, fields.dims[1].coordinates);
+    let read = data.read(&Window { frames: 0..1, points: vec![0..5; 2] }, &[0, 1], &["u", "nu"]).unwrap();
+    assert_eq!(read, Tensor::cat(&[values(&fields, 0), values(&fields, 1)], 2));
+
+    for (content, says) in [
+        (content(&[("u", 0)], &[], 2), "the variables are u"),
+        (content(&[("u", 0), ("nu", 2)], &[], 2), "`nu` is no scalar"),
+        (content(&[("u", 0), ("nu", 0)], &TIMES, 2), "frames with times"),
+        (content(&[("u", 0), ("nu", 0)], &[], 1), "[5] points"),
+    ] {
+        let error = create(&content).err().unwrap().to_string();
+        assert!(error.contains(says), "{error}");
+    }
 }

@@ -50,6 +50,7 @@ pub(crate) fn content(storage: Storage) -> Content {
             dim("longitude", "degrees_east", &[0.0, 90.0, 180.0, 270.0], true),
         ],
         variables: vec![height, wind],
+        parameters: Vec::new(),
         storage,
     }
 }
@@ -95,10 +96,11 @@ fn chunked() -> Storage {
 
 /// Names of components are read back, and samples have their numbers as coordinates.
 #[rstest]
-fn components_and_samples_keep_their_names(#[values("hdf5", "netcdf", "zarr")] format: &str) {
+fn components_and_samples_keep_their_names(#[values("hdf5", "netcdf", "safetensors", "zarr")] format: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(match format {
         "netcdf" => "air.nc",
+        "safetensors" => "air.safetensors",
         "zarr" => "air.zarr",
         _ => "air.h5",
     });
@@ -123,7 +125,7 @@ fn components_and_samples_keep_their_names(#[values("hdf5", "netcdf", "zarr")] f
 /// In complete frames, and in windows of four ranks of which one is empty along a dim.
 #[rstest]
 fn what_is_written_is_read(
-    #[values("hdf5", "netcdf", "npy", "the_well")] format: &str,
+    #[values("hdf5", "netcdf", "npy", "safetensors", "the_well")] format: &str,
     #[values(false, true)] in_windows: bool,
     #[values(false, true)] compressed: bool,
 ) {
@@ -131,6 +133,7 @@ fn what_is_written_is_read(
     let path = folder.path().join(match format {
         "netcdf" => "air.nc",
         "npy" => "air",
+        "safetensors" => "air.safetensors",
         _ => "air.h5",
     });
     let windows = if in_windows {
@@ -159,14 +162,16 @@ fn what_is_written_is_read(
         assert!(data.dims()[1].periodic);
         assert_eq!(data.variables()[0].unit.as_deref(), Some("m"));
     }
-    if holds_chunks {
+    if ["hdf5", "netcdf", "safetensors"].contains(&format) {
         assert_eq!(data.time_unit(), Some(&noleap()));
+    }
+    if holds_chunks {
         assert_eq!(data.chunk("h"), compressed.then(|| vec![1, 2, 3, 4]));
     }
 }
 
 #[rstest]
-fn gaps_and_misfits_are_errors(#[values("hdf5", "netcdf", "npy", "the_well")] format: &str) {
+fn gaps_and_misfits_are_errors(#[values("hdf5", "netcdf", "npy", "safetensors", "the_well")] format: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("air");
     let create = || writer(Some(format), &path).unwrap().create(&path, &content(Storage::default())).unwrap();
@@ -195,6 +200,7 @@ fn path_of(folder: &tempfile::TempDir, format: &str) -> PathBuf {
         "netcdf" => "air.nc",
         "zarr" => "air.zarr",
         "npy" => "air",
+        "safetensors" => "air.safetensors",
         _ => "air.h5",
     })
 }
@@ -354,7 +360,9 @@ fn the_well_keeps_units_of_coordinates() {
 
 /// Missing values are written as NaN, and are read as such if they are allowed; otherwise the error names the key that does.
 #[rstest]
-fn missing_values_are_written_and_read(#[values("hdf5", "netcdf", "npy", "zarr")] format: &str) {
+fn missing_values_are_written_and_read(
+    #[values("hdf5", "netcdf", "npy", "safetensors", "zarr")] format: &str,
+) {
     let folder = tempfile::tempdir().unwrap();
     let path = path_of(&folder, format);
     let mut content = content(Storage::default());
@@ -431,12 +439,15 @@ fn a_file_that_no_format_reads_is_an_error_that_lists_them() {
 #[test]
 fn writers_are_found_by_name_and_extension() {
     let names: Vec<&str> = writers().iter().map(|writer| writer.name()).collect();
-    assert!(["hdf5", "netcdf", "npy", "the_well"].iter().all(|name| names.contains(name)), "{names:?}");
+    assert!(
+        ["hdf5", "netcdf", "npy", "safetensors", "the_well"].iter().all(|name| names.contains(name)),
+        "{names:?}"
+    );
     assert_eq!(writer(None, Path::new("a.NC")).unwrap().name(), "netcdf");
     let error = writer(None, Path::new("a.grib")).unwrap_err().to_string();
     assert!(error.contains("name one of") && error.contains("netcdf"), "{error}");
     let error = writer(Some("netcfd"), Path::new("a")).unwrap_err().to_string();
-    assert!(error.contains("did you mean \"netcdf\"? the registered output formats are hdf5, "), "{error}");
+    assert!(error.contains("did you mean \"netcdf\"? the registered output formats are darcy, "), "{error}");
     let none = Storage { chunks: BTreeMap::from([("x".to_owned(), 0)]), deflate: None };
     assert!(none.chunk(&["x"], &[4]).unwrap_err().to_string().contains("extent 0"));
     assert!(Storage { deflate: Some(10), ..Storage::default() }.chunk(&["x"], &[4]).is_err());
@@ -666,7 +677,7 @@ fn content_that_a_format_cannot_hold_leaves_nothing() {
 
 /// Samples without frames keep their times: a variable of the axis of samples, with unit and calendar.
 #[rstest]
-fn times_of_samples_are_written(#[values("hdf5", "netcdf", "npy", "zarr")] format: &str) {
+fn times_of_samples_are_written(#[values("hdf5", "netcdf", "npy", "safetensors", "zarr")] format: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("air");
     let mut content = content(Storage::default());
@@ -704,6 +715,13 @@ fn times_of_samples_are_written(#[values("hdf5", "netcdf", "npy", "zarr")] forma
             assert!(text("h/zarr.json").contains("\"coordinates\": \"time\""));
         }
         "npy" => (),
+        "safetensors" => {
+            let bytes = std::fs::read(&path).unwrap();
+            assert!(
+                String::from_utf8_lossy(&bytes[..2000.min(bytes.len())])
+                    .contains("\"time.calendar\":\"noleap\"")
+            );
+        }
         _ => {
             let time = hdf5_metno::File::open(&path).unwrap().dataset("time").unwrap();
             let calendar: VarLenUnicode = time.attr("calendar").unwrap().read_scalar().unwrap();

@@ -425,6 +425,7 @@ fn ranks_write_their_own_chunks() {
         }),
         dims: vec![dim("latitude", "degrees_north", 5), dim("longitude", "degrees_east", 4)],
         variables: vec![DataVariable { unit: Some("m".to_owned()), ..DataVariable::scalar("h") }, wind],
+        parameters: Vec::new(),
         storage: Storage {
             chunks: [("latitude".to_owned(), 3), ("time".to_owned(), 2)].into(),
             deflate: None,

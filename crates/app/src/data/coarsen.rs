@@ -117,6 +117,7 @@ fn means(data: &dyn Dataset, variables: &[DataVariable], args: &CoarsenArgs, mis
         time_unit: data.time_unit().cloned(),
         dims: data.dims().iter().map(coarse).collect(),
         variables: variables.to_vec(),
+        parameters: data.parameters(),
         storage: Storage::default(),
     };
     let mut target = writer(None, &args.target)?.create(&args.target, &content).map_err(mended)?;
@@ -162,7 +163,14 @@ fn content(data: &dyn Dataset, variables: &[DataVariable], samples: usize, args:
     };
     let variables: Vec<DataVariable> = variables.iter().flat_map(three).collect();
     let meta = meta(data, &variables, (samples, &[]), args);
-    Content { meta, time_unit: None, dims: data.dims().to_vec(), variables, storage: Storage::default() }
+    Content {
+        meta,
+        time_unit: None,
+        dims: data.dims().to_vec(),
+        variables,
+        parameters: data.parameters(),
+        storage: Storage::default(),
+    }
 }
 
 fn meta(

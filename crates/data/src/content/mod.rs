@@ -2,6 +2,7 @@
 
 mod axes;
 mod coordinates;
+mod written;
 
 use std::collections::BTreeMap;
 
@@ -11,6 +12,7 @@ use crate::{Error, Result};
 
 pub(crate) use self::axes::StoredAxes;
 pub(crate) use self::coordinates::{Texts, UNITS, of_times};
+pub(crate) use self::written::Written;
 
 /// Content of a data set to write, except its values.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,6 +25,8 @@ pub struct Content {
     pub dims: Vec<Dim>,
     /// Variables, in the order of `meta.variables`.
     pub variables: Vec<DataVariable>,
+    /// [Parameters](crate::Dataset::parameters) of all samples, by name, for layouts that store some.
+    pub parameters: Vec<(String, f64)>,
     /// Storage of the values.
     pub storage: Storage,
 }
@@ -108,6 +112,17 @@ impl Content {
         let axes = variable.has_channel_axis().then(|| self.channel_axes())?;
         axes.into_iter().find(|axis| (axis.count, axis.levels) == own)
     }
+}
+
+/// Coordinates by name, for formats that hold nothing but arrays: of dims, of times, and of levels.
+pub(crate) fn lines(content: &Content) -> Vec<(String, Vec<f64>)> {
+    let meta = &content.meta;
+    let dims = content.dims.iter().map(|dim| (dim.name.clone(), dim.coordinates.clone()));
+    let times = if meta.sample_times.is_empty() { &meta.times } else { &meta.sample_times };
+    let times = (!times.is_empty()).then(|| (TIME.to_owned(), times.clone()));
+    let levels = content.channel_axes();
+    let levels = levels.iter().filter_map(|axis| Some((axis.name.clone(), axis.levels?.values.clone())));
+    dims.chain(times).chain(levels).collect()
 }
 
 impl Storage {

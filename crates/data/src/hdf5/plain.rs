@@ -4,16 +4,17 @@ use std::ops::Range;
 use std::path::Path;
 
 use hdf5_metno::Dataset;
-use isobar_torch::memory;
 use ndarray::ArrayView;
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
 use super::atomic_file::AtomicFile;
-use super::layout::{check_values, hyperslab};
+use super::layout::hyperslab;
 use super::scales::{attach_scales, make_scale};
 use super::{text, texts, write_attribute};
 use crate::attributes::TITLE;
-use crate::content::{CHANNEL, ChannelAxis, Content, SAMPLE, StoredAxes, TIME, Texts, UNITS, of_times};
+use crate::content::{
+    CHANNEL, ChannelAxis, Content, SAMPLE, StoredAxes, TIME, Texts, UNITS, Written, of_times,
+};
 use crate::grid::{DataVariable, PredictionMeta};
 use crate::{Error, Result};
 
@@ -45,18 +46,7 @@ pub(crate) enum Dialect {
 #[derive(Debug)]
 pub(crate) struct PlainWriter {
     aside: AtomicFile,
-    /// True if NaN marks missing values.
-    missing: bool,
-    variables: Vec<Variable>,
-}
-
-#[derive(Debug)]
-struct Variable {
-    name: String,
-    axes: StoredAxes,
-    dataset: Dataset,
-    /// Points of each channel that were written, by sample and frame.
-    written: Vec<usize>,
+    variables: Written<Dataset>,
 }
 
 impl PlainWriter {
@@ -111,7 +101,8 @@ impl PlainWriter {
             file.sample_times(&meta.sample_times, &of_times(content.time_unit.as_ref(), false))
                 .map_err(failed)?;
         }
-        let variable = |variable: &DataVariable| -> Result<Variable> {
+        let mut written = Written::new(path, content);
+        for variable in variables {
             let (own, channel) = (StoredAxes::new(content, variable), channel(variable));
             let shape = own.shape();
             let chunk = storage.chunk(&own.names(CHANNEL, dims), &shape)?;
@@ -123,73 +114,38 @@ impl PlainWriter {
             if dialect == Dialect::NetCdf && meta.missing {
                 super::number(&dataset, FILL, f32::NAN).map_err(failed)?;
             }
-            let written = vec![0; own.all_frames()];
-            Ok(Variable { name: variable.name.clone(), axes: own, dataset, written })
-        };
-        let variables = variables.iter().map(variable).collect::<Result<_>>()?;
-        Ok(Self { aside, missing: meta.missing, variables })
+            written.add(content, variable, dataset);
+        }
+        Ok(Self { aside, variables: written })
     }
 
     /// Writes a window of consecutive frames of one variable and sample: `[frame, channel, x, …]`.
     pub(crate) fn write(
         &mut self,
         variable: &str,
-        sample: usize,
-        first: usize,
+        (sample, first): (usize, usize),
         points: &[Range<usize>],
         values: &Tensor,
     ) -> Result<()> {
         let path = self.aside.target();
-        let found = || self.variables.iter().map(|variable| variable.name.clone()).collect();
-        let Some(at) = self.variables.iter().position(|known| known.name == variable) else {
-            return Err(Error::MissingField {
-                path: path.to_owned(),
-                field: variable.to_owned(),
-                found: found(),
-            });
-        };
-        let of = &mut self.variables[at];
-        let frames = of.axes.check(variable, (sample, first), points, values)?;
-        if values.numel() == 0 {
-            return Ok(());
-        }
-        let stored = values.f_detach()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?;
-        let stored: Vec<f32> = memory::to_vec(&stored)?;
-        let window = of.axes.window(sample, frames.clone(), points);
-        check_values(path, variable, &window, &stored, self.missing)?;
-        let failed = |error| Error::hdf5(path, format!("write dataset `{variable}`"), error);
-        let extents: Vec<usize> = window.iter().map(Range::len).collect();
-        let view = ArrayView::from_shape(extents, &stored).map_err(|error| failed(error.into()))?;
-        of.dataset.write_slice(view, hyperslab(&window)).map_err(failed)?;
-        let points: usize = points.iter().map(Range::len).product();
-        let before = sample * of.axes.frame_count();
-        let written = &mut of.written[before + frames.start..before + frames.end];
-        written.iter_mut().for_each(|written| *written = written.saturating_add(points));
-        Ok(())
+        self.variables.write(variable, (sample, first), points, values, |dataset, window, stored| {
+            let failed = |error| Error::hdf5(path, format!("write dataset `{variable}`"), error);
+            let extents: Vec<usize> = window.iter().map(Range::len).collect();
+            let view = ArrayView::from_shape(extents, stored).map_err(|error| failed(error.into()))?;
+            dataset.write_slice(view, hyperslab(window)).map_err(failed)
+        })
     }
 
     /// All points of a variable.
     pub(crate) fn points(&self, variable: &str) -> Vec<Range<usize>> {
-        let of = self.variables.iter().find(|known| known.name == variable);
-        of.map(|of| of.axes.all_points()).unwrap_or_default()
+        self.variables.points(variable)
     }
 
     /// Puts the file in its place.
     pub(crate) fn finish(self) -> Result<()> {
-        let Self { aside, variables, .. } = self;
-        for variable in &variables {
-            let (frames, points) = (variable.axes.frame_count(), variable.axes.grid().iter().product());
-            if let Some(at) = variable.written.iter().position(|&written| written < points) {
-                return Err(Error::Invalid(format!(
-                    "frame {} of sample {} of `{}` was not written; add it first",
-                    at % frames,
-                    at / frames,
-                    variable.name
-                )));
-            }
-        }
-        drop(variables);
-        aside.finish()
+        // Datasets are closed before their file.
+        drop(self.variables.finish()?);
+        self.aside.finish()
     }
 }
 

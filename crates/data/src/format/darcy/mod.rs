@@ -14,12 +14,14 @@ use self::file::BETA;
 pub use self::file::{DarcyFields, DarcyFile, DarcyStatistics};
 pub(crate) use self::writer::CHUNK;
 pub use self::writer::DarcyWriter;
+use crate::content::Content;
 use crate::dataset::{Dataset, DatasetWriter, Window, check_window, choose};
 use crate::grid::{DataVariable, Dim, PredictionMeta};
 use crate::hdf5::layout::check_finite;
 use crate::hdf5::plain::{Dialect, PlainWriter};
 use crate::registry::{DataSource, Format, NoOptions};
-use crate::{Error, Result, Statistics, register};
+use crate::writers::WriterFormat;
+use crate::{Error, Result, Statistics, register, register_writer};
 
 register!(Darcy);
 
@@ -116,15 +118,64 @@ impl Dataset for Darcy {
 
     /// In PDEBench's layout if that can hold the prediction: both fields on a square, for one source. Otherwise plain HDF5.
     fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
-        let file = &self.file;
-        let predicted = |name: &str| meta.variables.iter().any(|own| own == name);
-        let has_both = predicted(COEFFICIENT) && predicted(SOLUTION);
-        if !has_both || file.rows() != file.cols() || meta.left_out.iter().any(|name| name == BETA) {
-            return Ok(Box::new(PlainWriter::create(path, &self.content(meta)?, Dialect::Plain)?));
+        let content = self.content(meta)?;
+        if DarcyFormat::misfit(&content).is_none() && !meta.left_out.iter().any(|name| name == BETA) {
+            return DarcyFormat::create(path, &content);
         }
-        let writer = DarcyWriter::create(path, meta.samples, file.rows(), file.beta())?;
-        let writer = writer.on_points(file.x(), file.y())?;
-        meta.attributes.iter().try_for_each(|(name, text)| writer.attribute(name, text))?;
+        Ok(Box::new(PlainWriter::create(path, &content, Dialect::Plain)?))
+    }
+}
+
+/// Both fields on a square, without time.
+struct DarcyFormat;
+
+register_writer!(DarcyFormat);
+
+impl DarcyFormat {
+    /// Why the layout cannot hold the content.
+    fn misfit(content: &Content) -> Option<String> {
+        let both = [COEFFICIENT, SOLUTION];
+        let mut names: Vec<&str> = content.variables.iter().map(|own| own.name.as_str()).collect();
+        names.sort_unstable();
+        if names != both {
+            return Some(format!("the variables are {}", names.join(", ")));
+        }
+        let is_field = |own: &&DataVariable| !own.has_channel_axis() && !own.is_static && !own.uniform;
+        if let Some(own) = content.variables.iter().find(|own| !is_field(own)) {
+            return Some(format!("`{}` is no scalar field of each sample", own.name));
+        }
+        let extents: Vec<usize> = content.dims.iter().map(|dim| dim.coordinates.len()).collect();
+        match &extents[..] {
+            _ if !content.meta.times.is_empty() => Some("there are frames with times".to_owned()),
+            [rows, cols] if rows == cols => None,
+            _ => Some(format!("there are {extents:?} points")),
+        }
+    }
+}
+
+impl WriterFormat for DarcyFormat {
+    const NAME: &'static str = "darcy";
+    const SUMMARY: &'static str =
+        "Darcy flow in PDEBench's HDF5 layout: `nu` and `u` of samples without time, on a square grid.";
+
+    fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>> {
+        content.storage.none(Self::NAME)?;
+        if let Some(misfit) = Self::misfit(content) {
+            return Err(Error::Invalid(format!(
+                "{misfit}; PDEBench's layout of Darcy flow has the scalars `{COEFFICIENT}` and `{SOLUTION}` of samples without time on \
+                 a square; write hdf5, netcdf or zarr, or choose other variables (--variables)"
+            )));
+        }
+        let known = content.parameters.iter().find(|(name, _)| name == BETA);
+        let beta = known.map_or(1.0, |(_, beta)| *beta);
+        if known.is_none() {
+            tracing::warn!(
+                "the data set has no source `{BETA}`; {beta} is stored, as in most of PDEBench's files"
+            );
+        }
+        let [x, y] = [0, 1].map(|dim| &content.dims[dim].coordinates);
+        let writer = DarcyWriter::create(path, content.meta.samples, x.len(), beta)?.on_points(x, y)?;
+        content.meta.attributes.iter().try_for_each(|(name, text)| writer.attribute(name, text))?;
         Ok(Box::new(Writer { writer, pending: [None, None], sample: 0 }))
     }
 }

@@ -9,9 +9,9 @@ use crate::format::hdf5::Hdf5Arrays;
 use crate::{Error, Result};
 
 /// Spatial dims, in the order of axes.
-const DIMS: [&str; 3] = ["x", "y", "z"];
+pub(super) const DIMS: [&str; 3] = ["x", "y", "z"];
 /// Datasets of trajectories `[sample, time, x, …]`, by one of which the layout is known.
-const FIELDS: [&str; 6] = ["tensor", "density", "pressure", "Vx", "Vy", "Vz"];
+pub(super) const FIELDS: [&str; 6] = ["tensor", "density", "pressure", "Vx", "Vy", "Vz"];
 /// Most numbers of a dataset of times.
 const MOST_TIMES: usize = 1 << 24;
 

@@ -4,6 +4,7 @@
 //! It depends on no other format and on no run.
 
 mod arrays;
+mod writer;
 
 use schemars::JsonSchema;
 use serde::Deserialize;

@@ -1,6 +1,8 @@
 //! safetensors files.
 //!
-//! The files hold no names of axes; the configuration gives them.
+//! The format has no names of axes: the configuration gives them, or the metadata of files that Isobar wrote.
+
+mod writer;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,7 +13,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::arrays::{ArrayDataset, ArrayInfo, ArrayOptions, Arrays, Values};
+use crate::arrays::{ArrayDataset, ArrayInfo, ArrayOptions, Arrays, Values, components};
+use crate::content::UNITS;
 use crate::dataset::Dataset;
 use crate::dtype::{Dtype, NumberKind};
 use crate::registry::{DataSource, Format};
@@ -31,6 +34,16 @@ impl Format for SafeTensors {
     }
 }
 
+/// Entry of the header with texts by name.
+const METADATA: &str = "__metadata__";
+/// Texts of a tensor in the metadata, `NAME.axes` and so on: names of its axes, between blanks; whether it has the coordinates of a
+/// periodic dim or of channels; the calendar of times; and names of its channels, between blanks.
+const AXES: &str = "axes";
+const PERIODIC: &str = "periodic";
+const CHANNELS: &str = "channels";
+const CALENDAR: &str = "calendar";
+const COMPONENTS: &str = "components";
+
 /// Bytes of the longest header that is read, the format's own limit.
 const LONGEST: u64 = 100_000_000;
 
@@ -41,6 +54,7 @@ struct SafeTensors {
     /// Offset of the first number.
     start: u64,
     tensors: BTreeMap<String, Entry>,
+    metadata: BTreeMap<String, String>,
 }
 
 /// A tensor in the header.
@@ -73,15 +87,18 @@ impl SafeTensors {
         }
         let mut header = vec![0; size as usize];
         file.read_exact_at(&mut header, 8).map_err(failed)?;
-        let entries: BTreeMap<String, Value> =
+        let mut entries: BTreeMap<String, Value> =
             serde_json::from_slice(&header).map_err(|error| misfit(format!("no JSON: {error}")))?;
+        // Metadata of another kind are none of ours.
+        let metadata = entries.remove(METADATA).and_then(|texts| serde_json::from_value(texts).ok());
+        let metadata = metadata.unwrap_or_default();
         let mut tensors = BTreeMap::new();
-        for (name, entry) in entries.into_iter().filter(|(name, _)| name != "__metadata__") {
+        for (name, entry) in entries {
             let entry =
                 Entry::deserialize(entry).map_err(|error| misfit(format!("wrong at {name:?}: {error}")))?;
             tensors.insert(name, entry);
         }
-        let tensors = Self { path: path.to_owned(), file, start: 8 + size, tensors };
+        let tensors = Self { path: path.to_owned(), file, start: 8 + size, tensors, metadata };
         tensors.check(length - 8 - size)?;
         Ok(tensors)
     }
@@ -103,6 +120,11 @@ impl SafeTensors {
             }
         }
         Ok(())
+    }
+
+    /// A text of the metadata about a tensor.
+    fn text(&self, name: &str, key: &str) -> Option<&str> {
+        self.metadata.get(&format!("{name}.{key}")).map(String::as_str)
     }
 
     /// A tensor of numbers.
@@ -151,7 +173,18 @@ impl Arrays for SafeTensors {
     }
 
     fn info(&self, name: &str) -> Result<ArrayInfo> {
-        Ok(ArrayInfo::of_shape(self.tensor(name)?.0.shape.clone()))
+        let shape = self.tensor(name)?.0.shape.clone();
+        let text = |key| self.text(name, key);
+        let axes = text(AXES).map(|axes| components(Some(axes))).filter(|axes| axes.len() == shape.len());
+        Ok(ArrayInfo {
+            axes,
+            unit: text(UNITS).map(str::to_owned),
+            calendar: text(CALENDAR).map(str::to_owned),
+            periodic: text(PERIODIC).is_some(),
+            channels: text(CHANNELS).is_some(),
+            components: components(text(COMPONENTS)),
+            ..ArrayInfo::of_shape(shape)
+        })
     }
 
     fn read(&self, name: &str, window: &[Range<usize>]) -> Result<Values> {

@@ -251,6 +251,7 @@ fn content(options: &ShallowWaterOptions) -> Content {
             ),
         ],
         variables,
+        parameters: Vec::new(),
         storage: Storage::default(),
     }
 }
