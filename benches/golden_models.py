@@ -17,6 +17,7 @@ import physicsnemo.diffusion.preconditioners.legacy as preconditioners
 import physicsnemo.nn.module.ball_query as ball_query
 import torch
 from safetensors.torch import save_file
+from sources import InDouble
 
 FOLDER = pathlib.Path(__file__).parents[1] / "crates/models/tests/golden"
 RTOL, ATOL = 1e-10, 1e-11
@@ -164,15 +165,6 @@ def without_noise():
     torch.rand_like = lambda x, **_: torch.full_like(x, 0.5)
     preconditioners.torch = InDouble()
     ball_query.radius_search = functools.partial(ball_query.radius_search, implementation="torch")
-
-
-class InDouble:
-    """The module `torch` for code that casts to single precision."""
-
-    float32 = torch.float64
-
-    def __getattr__(self, name):
-        return getattr(torch, name)
 
 
 def drawn(name, shape, generator):

@@ -1,16 +1,14 @@
-"""Loads weights of Isobar into the classes of nvidia-physicsnemo and compares the outputs, in double precision.
+"""Loads weights of Isobar into the classes of its models' sources and compares the outputs, in double precision.
 
-  cargo run -p isobar-models --example outputs -- --own /tmp/outputs tests/golden/model_*.safetensors crates/models/tests/golden/*.safetensors
-  TORCHDYNAMO_DISABLE=1 python benches/load_weights.py /tmp/outputs
-
-Prints a table in Markdown. PhysicsNeMo computes AFNO, and what older denoisers put around their network, in single precision. With `--run RUN OUT.safetensors`, loads the file that `isobar checkpoint export RUN OUT.safetensors` has written
+`cargo xtask bench --weights` runs it on all cases of models. Prints a table in Markdown, and exits with 1 if weights do not load or outputs differ. PhysicsNeMo computes
+AFNO in single precision. With `--run RUN OUT.safetensors`, loads the file that `isobar checkpoint export RUN OUT.safetensors` has written
 into the class of the run's model, strictly, and prints the number of tensors.
 """
 
 import argparse
-import importlib
 import json
 import pathlib
+import sys
 import tomllib
 import warnings
 
@@ -18,17 +16,21 @@ import torch
 from golden_models import without_noise
 from safetensors import safe_open
 from safetensors.torch import load_file
+from sources import source
 
 warnings.filterwarnings("ignore")
 
 # Of each model: the class, the names of its arguments that it knows otherwise, and fixed ones.
 CLASSES = {
     "afno": ("physicsnemo.models.afno:AFNO", {}),
+    "aurora": ("aurora:Aurora", {}),
+    "cnext_unet": ("the_well.benchmark.models.unet_convnext:UNetConvNext", {}),
     "dhariwal_unet": ("physicsnemo.models.diffusion_unets:DhariwalUNet", {}),
     "dit": ("physicsnemo.models.dit:DiT", {"attention_backend": "timm"}),
     "dlwp": ("physicsnemo.models.dlwp:DLWP", {}),
     "edm_precond": ("physicsnemo.diffusion.preconditioners.legacy:EDMPrecond", {}),
     "edm_precond_super_resolution": ("physicsnemo.diffusion.preconditioners.legacy:EDMPrecondSuperResolution", {}),
+    "edm_preconditioner": ("physicsnemo.diffusion.preconditioners:EDMPreconditioner", {}),
     "fengwu": ("physicsnemo.models.fengwu:Fengwu", {}),
     "flare": ("physicsnemo.models.flare:FLARE", {"use_te": False}),
     "fno": ("physicsnemo.models.fno:FNO", {}),
@@ -48,6 +50,9 @@ CLASSES = {
 }
 # Filters that are in single precision, whatever the dtype of the weights.
 SINGLE = ("afno", "mod_afno")
+# Tolerance of the outputs, relative to their largest value: of sources that compute in single precision or amplify rounding, and of others.
+BOUNDS = {"afno": 1e-5, "aurora": 1e-7, "fno": 1e-6, "mod_afno": 1e-5}
+BOUND = 1e-12
 # Arguments without which forward functions fail.
 ABSENT = {"dit": ["condition"], "song_unet": ["noise_labels", "class_labels"], "song_unet_pos_embd": ["noise_labels", "class_labels"]}
 # Arguments of Isobar alone.
@@ -57,11 +62,23 @@ TUPLES = ("_dim", "_shape", "_size", "_resolution", "num_heads")
 
 def make(op, arguments):
     path, fixed = CLASSES[op]
-    module, owner = path.split(":")
     own = {key: value for key, value in arguments.items() if key not in OWN}
     # Lists of these stand for tuples; those of others are lists there, too.
     own = {key: tuple(value) if isinstance(value, list) and key.endswith(TUPLES) else value for key, value in own.items()}
-    return getattr(importlib.import_module(module), owner)(**{**fixed, **own}).to(dtype_of(op)).eval()
+    if op == "edm_preconditioner":
+        network = dict(own["model"])
+        kind = network.pop("op", None) or network.pop("type")
+        if kind == "dhariwal_unet":
+            return dhariwal_denoiser(network)
+        own["model"] = make(kind, network)
+    return source(path)(**{**fixed, **own}).to(dtype_of(op)).eval()
+
+
+def dhariwal_denoiser(network):
+    """Returns the class that scales the input and output of a DhariwalUNet."""
+    channels = {"img_channels": network.pop("out_channels"), "img_in_channels": network.pop("in_channels")}
+    path = "physicsnemo.diffusion.preconditioners.legacy:EDMPrecond"
+    return source(path)(model_type="DhariwalUNet", **channels, **network).double().eval()
 
 
 def dtype_of(op):
@@ -137,12 +154,21 @@ def main():
         print(f"{len(tensors)} tensors of {table['type']} loaded")
         return
     print("| case | model | tensors | numbers | largest difference |\n|---|---|---|---|---|")
-    for path in sorted(options.folder.glob("*.safetensors")):
+    failed = []
+    paths = sorted(options.folder.glob("*.safetensors"))
+    if not paths:
+        sys.exit(f"{options.folder} has no cases")
+    for path in paths:
         try:
             op, tensors, numbers, error = compare(path)
             print(f"| {path.stem} | {op} | {tensors} | {numbers} | {error:.1e} |")
+            if not error <= BOUNDS.get(op, BOUND):
+                failed.append(path.stem)
         except Exception as error:  # reported as the case's result; the others follow
             print(f"| {path.stem} | | | | {type(error).__name__}: {str(error).splitlines()[0][:150]} |")
+            failed.append(path.stem)
+    if failed:
+        sys.exit(f"loading failed, or outputs differ, for: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

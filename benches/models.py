@@ -7,23 +7,22 @@ The loss is the sum over the outputs of their mean squared difference from the i
 """
 
 import argparse
-import importlib
 import json
 import pathlib
 import statistics
 import time
 
 import torch
+from sources import source
 
 TABLE = json.loads(pathlib.Path(__file__).with_name("models.json").read_text())
 WARM_UPS = 2
 
 
 def make(row):
-    module, name = row["peer"]["class"].rsplit(".", 1)
     torch.manual_seed(0)
     # Evaluation mode, as in `isobar bench`: no dropout, no drop path, running statistics of batch norm.
-    return getattr(importlib.import_module(module), name)(**row["peer"]["arguments"]).eval()
+    return source(":".join(row["peer"]["class"].rsplit(".", 1)))(**row["peer"]["arguments"]).eval()
 
 
 def outputs_of(result):
@@ -41,8 +40,12 @@ def loss_of(outputs, fields):
 
 def step_times(row, repeats):
     model = make(row)
-    inputs = {name: torch.randn(array["shape"]) for name, array in row["inputs"].items()}
-    arguments = [None if name is None else inputs[name] for name in row["peer"]["inputs"]]
+    # The source may take a shape of its own.
+    shapes = {name: array["shape"] for name, array in row["inputs"].items()} | row["peer"].get("shapes", {})
+    inputs = {name: torch.randn(shape) for name, shape in shapes.items()}
+    # An argument is an input, a list of inputs, or none.
+    given = lambda name: [inputs[part] for part in name] if isinstance(name, list) else None if name is None else inputs[name]
+    arguments = [given(name) for name in row["peer"]["inputs"]]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     times = []
     for index in range(WARM_UPS + repeats):

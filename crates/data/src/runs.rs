@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 /// The contiguous runs of a window, as offsets in numbers, ascending: each covers `length` numbers.
 pub(crate) struct Runs {
@@ -54,10 +55,10 @@ pub(crate) fn read_runs(
     Ok(bytes)
 }
 
-/// A C-ordered array of float32, least byte first, in a file that is being written.
+/// A C-ordered array of little-endian float32 in a file that is being written.
 #[derive(Debug)]
 pub(crate) struct RawArray {
-    pub(crate) file: File,
+    pub(crate) file: Arc<File>,
     /// Offset of the first number, in bytes.
     pub(crate) start: u64,
     pub(crate) shape: Vec<usize>,

@@ -204,7 +204,7 @@ fn other_layouts_are_refused() {
 const SAMPLES: usize = 2;
 const TIMES: [f64; 3] = [0.0, 0.5, 1.0];
 
-/// Two samples of variables with so many channels, 0 for a scalar, on 5 points along each dim.
+/// Content of two samples on 5 points along each dim; a variable is its name and number of channels, 0 for a scalar.
 fn content(variables: &[(&str, usize)], times: &[f64], dims: usize) -> Content {
     let variable = |&(name, channels): &(&str, usize)| match channels {
         0 => DataVariable::scalar(name),
@@ -255,6 +255,7 @@ fn values(content: &Content, at: usize) -> Tensor {
 #[case::one_scalar(&[("u", 0)], 1, &["tensor"])]
 #[case::flow_in_three_dims(&[("density", 0), ("Vx", 0), ("pressure", 0)], 3, &["density", "Vx", "pressure"])]
 #[case::incompressible(&[("velocity", 2), ("particles", 1)], 2, &["velocity", "particles"])]
+#[case::particles_alone(&[("particles", 2)], 2, &["data"])]
 #[case::groups(&[("species", 2)], 2, &["data"])]
 #[case::groups_in_one_dim(&[("species", 3)], 1, &["data"])]
 fn trajectories_that_are_written_are_read(
@@ -286,6 +287,9 @@ fn trajectories_that_are_written_are_read(
     if names[0] != "velocity" {
         assert_eq!(data.dims()[0].coordinates, content.dims[0].coordinates);
     }
+    let with_beta = open(&path, &[names, &["beta"]].concat(), json!({})).unwrap();
+    let beta = with_beta.read(&Window { frames: 0..1, points: vec![0..1; dims] }, &[1], &["beta"]).unwrap();
+    assert_eq!(numbers(&beta), [0.25]);
     for (at, name) in names.iter().enumerate() {
         let read = data.read(&Window { frames: 0..3, points: vec![0..5; dims] }, &[0, 1], &[name]).unwrap();
         assert_eq!(read, values(&content, at), "{name}");
@@ -294,8 +298,8 @@ fn trajectories_that_are_written_are_read(
 
 #[rstest]
 #[case::no_times(content(&[("u", 0)], &[], 2), "no times")]
-#[case::two_unknown_scalars(content(&[("u", 0), ("v", 0)], &TIMES, 2), "neither one alone")]
-#[case::flow_in_three_dims(content(&[("velocity", 3), ("particles", 1)], &TIMES, 3), "neither one alone")]
+#[case::two_unknown_scalars(content(&[("u", 0), ("v", 0)], &TIMES, 2), "expected a single variable")]
+#[case::flow_in_three_dims(content(&[("velocity", 3), ("particles", 1)], &TIMES, 3), "expected a single variable")]
 #[case::no_dims(content(&[("u", 0)], &TIMES, 0), "0 spatial dims")]
 fn content_that_no_layout_holds_is_an_error(#[case] content: Content, #[case] says: &str) {
     let folder = tempfile::tempdir().unwrap();
@@ -326,10 +330,12 @@ fn darcy_flow_that_is_written_is_read() {
     let read = data.read(&Window { frames: 0..1, points: vec![0..5; 2] }, &[0, 1], &["u", "nu"]).unwrap();
     assert_eq!(read, Tensor::cat(&[values(&fields, 0), values(&fields, 1)], 2));
 
+    let without_source = Content { parameters: Vec::new(), ..fields };
     for (content, says) in [
+        (without_source, "no source `beta`"),
         (content(&[("u", 0)], &[], 2), "the variables are u"),
-        (content(&[("u", 0), ("nu", 2)], &[], 2), "`nu` is no scalar"),
-        (content(&[("u", 0), ("nu", 0)], &TIMES, 2), "frames with times"),
+        (content(&[("u", 0), ("nu", 2)], &[], 2), "`nu` is not a scalar"),
+        (content(&[("u", 0), ("nu", 0)], &TIMES, 2), "samples have times"),
         (content(&[("u", 0), ("nu", 0)], &[], 1), "[5] points"),
     ] {
         let error = create(&content).err().unwrap().to_string();

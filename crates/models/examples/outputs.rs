@@ -55,6 +55,12 @@ fn write(path: &Path, out: &Path, fresh: bool) -> Result<()> {
     let mut attrs = case["attrs"].clone();
     if let Some(attrs) = attrs.as_object_mut() {
         ["tied", "training"].iter().for_each(|name| drop(attrs.remove(*name)));
+        // A network within another is named as the case itself is.
+        if let Some(network) = attrs.get_mut("model").and_then(Value::as_object_mut)
+            && let Some(name) = network.remove("op")
+        {
+            let _ = network.insert("type".to_owned(), name);
+        }
     }
     let config = ModelConfig::named(case["op"].as_str().unwrap_or_default(), attrs)?;
     let given = read_safetensors(path)?;

@@ -5,12 +5,16 @@
 //! points, the keys and values of attention, and the modes of transforms. A model that gathers a field exceeds its bound;
 //! `isobar verify` and the tests measure that.
 
+use crate::diffusion::SigmaData;
+
 /// Split of a batch over the ranks that share it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Split {
     ranks: i64,
     sides: Vec<Side>,
-    inputs: f64,
+    samples: i64,
+    /// Elements that a rank receives for the inputs to be split alike.
+    moved: f64,
 }
 
 /// Split of one dim.
@@ -33,20 +37,27 @@ impl Side {
 }
 
 impl Split {
-    /// Declares a batch over `ranks` ranks that has `inputs` elements, with the samples and then each spatial dim as its extent, its
-    /// largest shard and the number of shards.
+    /// Declares a batch over `ranks` ranks, with the samples and then each spatial dim as its extent, its largest shard and the number
+    /// of shards. `moved` is the number of elements that a rank receives for the inputs to be split alike: 0 for those that are.
     ///
     /// ```
     /// use isobar_models::{Architecture, Split, UNetConfig};
     ///
     /// let config = UNetConfig { dimension: 2, ..UNetConfig::new(3, 3) };
     /// // 2 samples of 64 x 64 points, whose rows are split over 4 ranks.
-    /// let split = Split::new(4, &[(2, 2, 1), (64, 16, 4), (64, 64, 1)], 2 * 3 * 64 * 64);
+    /// let split = Split::new(4, &[(2, 2, 1), (64, 16, 4), (64, 64, 1)], 0);
     /// assert!(config.traffic(&split).is_some_and(|traffic| traffic.forward > 0.0));
     /// ```
-    pub fn new(ranks: i64, dims: &[(i64, i64, i64)], inputs: i64) -> Self {
+    pub fn new(ranks: i64, dims: &[(i64, i64, i64)], moved: i64) -> Self {
         let side = |&(extent, shard, shards): &(i64, i64, i64)| Side { extent, shard, shards };
-        Self { ranks, sides: dims.iter().map(side).collect(), inputs: inputs as f64 }
+        let samples = dims.first().map_or(0, |&(_, shard, _)| shard);
+        Self { ranks, sides: dims.iter().map(side).collect(), samples, moved: moved as f64 }
+    }
+
+    /// Sets the largest number of samples of which a rank has a part, where some inputs are split along them and others are not.
+    #[must_use]
+    pub fn with_samples(self, samples: i64) -> Self {
+        Self { samples, ..self }
     }
 
     /// The grid of the fields: the last `dims` spatial dims. Others, such as times or faces, count as samples.
@@ -61,7 +72,15 @@ impl Split {
     pub(crate) fn samples(&self) -> f64 {
         match self.ranks {
             1 => 0.0,
-            _ => self.sides.first().map_or(0.0, |side| side.shard as f64),
+            _ => self.samples as f64,
+        }
+    }
+
+    /// All points of all samples, if ranks share them.
+    pub(crate) fn points(&self) -> f64 {
+        match self.ranks {
+            1 => 0.0,
+            _ => self.sides.iter().map(|side| side.extent as f64).product(),
         }
     }
 
@@ -73,9 +92,9 @@ impl Split {
         }
     }
 
-    /// The traffic of a model that communicates nothing but what its inputs lack to lie alike.
+    /// The traffic of a model that communicates nothing once its inputs are split alike.
     pub(crate) fn aligned(&self) -> Traffic {
-        Traffic { forward: if self.ranks > 1 { self.inputs } else { 0.0 }, parameter_uses: 1 }
+        Traffic { forward: self.moved, parameter_uses: 1 }
     }
 }
 
@@ -238,6 +257,16 @@ pub(crate) fn attention(tokens: &Grid, width: i64, kernel: Option<i64>) -> f64 {
     }
 }
 
+/// Elements of the three factors by which a denoiser scales each sample: for each, as many as `sigma_data` has numbers. They are
+/// brought to where the samples are.
+pub(crate) fn preconditioning(sigma_data: &SigmaData, split: &Split) -> f64 {
+    let numbers = match sigma_data {
+        SigmaData::All(_) => 1,
+        SigmaData::Each(each) => each.len(),
+    };
+    3.0 * numbers as f64 * split.samples()
+}
+
 /// Upper bound of what a rank receives.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Traffic {
@@ -276,6 +305,12 @@ mod tests {
         assert_eq!(rows(128).convolved(3, 3, 1), 2.0 * rows(64).convolved(3, 3, 1));
         assert_eq!(rows(64).coarser(2).halo(2), 2.0 * 2.0 * 32.0);
         assert_eq!(rows(64).all_gathered(), 2.0 * 64.0 * 64.0);
+    }
+
+    #[test]
+    fn inputs_that_are_split_alike_do_not_move() {
+        let moved = |moved: i64| Split::new(4, &[(2, 2, 1), (8, 2, 4)], moved).aligned().forward;
+        assert_eq!([moved(0), moved(7)], [0.0, 7.0]);
     }
 
     #[test]

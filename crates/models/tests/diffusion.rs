@@ -20,7 +20,7 @@ use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use crate::common::perturb;
-use crate::common::twin::{Axis, Twin, split};
+use crate::common::twin::{Axis, Twin, split, split_arrays};
 
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -110,11 +110,23 @@ fn adm() -> Twin {
     Twin::new(ModelConfig::new(config), &[&[fields(2)], &labels[..]].concat(), &[fields(1)]).perturbed(5)
 }
 
+/// Axes that split the samples with their labels, and their rows.
+fn samples_and_rows() -> Vec<Axis> {
+    let samples = ["fields", "noise_labels", "class_labels", "augment_labels", "conditions", "sigma"];
+    vec![(2, samples.map(|name| (name, 0)).to_vec()), (2, vec![("fields", 2), ("conditions", 2)])]
+}
+
+/// Axes of so many ranks, each of which splits that dim of samples and of conditions.
+fn with_conditions(axes: &[(i64, usize)]) -> Vec<Axis> {
+    split_arrays(&["fields", "conditions"], axes)
+}
+
 #[rstest]
 #[case(split(&[(2, 2)]))]
 #[case(split(&[(3, 3)]))]
 #[case(split(&[(4, 2)]))]
 #[case(split(&[(2, 2), (2, 3)]))]
+#[case(samples_and_rows())]
 fn adm_is_that_of_one_rank(#[case] axes: Vec<Axis>) {
     adm().check(&axes);
 }
@@ -166,6 +178,7 @@ fn regression() -> Twin {
 #[rstest]
 #[case(split(&[(2, 2)]))]
 #[case(split(&[(3, 3)]))]
+#[case(split(&[(4, 2)]))]
 #[case(split(&[(2, 2), (2, 3)]))]
 fn variants_are_the_same_on_shards(
     #[values(random_labels(), residual(), skips(), regression())] twin: Twin,
@@ -174,14 +187,44 @@ fn variants_are_the_same_on_shards(
     twin.check(&axes);
 }
 
+#[test]
+fn labels_are_split_with_the_batch() {
+    random_labels().check(&samples_and_rows());
+}
+
+/// A denoiser of one channel given fields of another one, with a network of its own or around one.
+fn denoiser_twin(around: bool) -> Twin {
+    let network = small([12, 8]);
+    let config = match around {
+        true => ModelConfig::new(EdmPreconditionerConfig::new(ModelConfig::new(network))),
+        false => ModelConfig::new(EdmPrecondConfig::new(1, network)),
+    };
+    let shape = || vec![2, 1, 12, 8];
+    let inputs = [("fields", shape()), ("conditions", shape()), ("sigma", vec![2])];
+    let twin = Twin::new(config, &inputs, &[("fields", shape())]);
+    twin.with_values("sigma", vec![0.4, 1.7], Kind::Double).perturbed(5)
+}
+
 #[rstest]
-#[case(split(&[(4, 2)]))]
-#[case(vec![
-    (2, vec![("fields", 0), ("noise_labels", 0), ("class_labels", 0), ("augment_labels", 0)]),
-    (2, vec![("fields", 2)]),
-])]
-fn labels_are_split_with_the_batch(#[case] axes: Vec<Axis>) {
-    random_labels().check(&axes);
+#[case(with_conditions(&[(2, 2)]))]
+#[case(with_conditions(&[(3, 3)]))]
+#[case(with_conditions(&[(4, 2)]))]
+#[case(with_conditions(&[(2, 2), (2, 3)]))]
+#[case(samples_and_rows())]
+fn denoisers_are_the_same_on_shards(#[values(false, true)] around: bool, #[case] axes: Vec<Axis>) {
+    denoiser_twin(around).check(&axes);
+}
+
+#[rstest]
+fn variants_in_single_precision(
+    #[values(random_labels(), residual(), skips(), regression(), adm())] twin: Twin,
+) {
+    twin.check_single(&split(&[(2, 2), (2, 3)]));
+}
+
+#[rstest]
+fn denoisers_in_single_precision(#[values(false, true)] around: bool) {
+    denoiser_twin(around).check_single(&with_conditions(&[(2, 2), (2, 3)]));
 }
 
 #[rstest]
@@ -351,14 +394,14 @@ fn denoiser_config() -> EdmPreconditionerConfig {
     EdmPreconditionerConfig::new(ModelConfig::new(network))
 }
 
-/// A sample of a small network, and all numbers drawn on the way.
-fn sample<A: Array>(denoiser: &EdmPreconditioner<A>, like: &A) -> (A, Vec<A>) {
-    let sampler = EdmSampler { num_steps: 4, s_churn: 1.0, ..EdmSampler::default() };
+/// Heun's and Euler's method, without and with noise. A step's γ is S_churn / 4, at most √2 − 1 but for the legacy sampler.
+fn sampler(sampler: SamplerKind, s_churn: f64) -> EdmSampler {
+    EdmSampler { sampler, s_churn, num_steps: 4, ..EdmSampler::default() }
+}
+
+/// A sample, and all numbers drawn on the way.
+fn sample<A: Array>(sampler: &EdmSampler, like: &A, denoise: impl Fn(&A, f64) -> Result<A>) -> (A, Vec<A>) {
     let (generator, again) = (Generator::new(9), Generator::new(9));
-    let denoise = |x: &A, sigma: f64| -> Result<A> {
-        let sigma = x.constant(&Tensor::from_slice(&[sigma as f32]))?;
-        denoiser.denoise(x, &sigma, &Batch::default(), Mode::Eval)
-    };
     let sample = sampler.sample(like, &generator, None, denoise).unwrap();
     let whole = Window::whole(&like.shape());
     let draws = (0..5).map(|_| like.normal_like(&again, &whole).unwrap()).collect();
@@ -366,29 +409,50 @@ fn sample<A: Array>(denoiser: &EdmPreconditioner<A>, like: &A) -> (A, Vec<A>) {
     (sample, draws)
 }
 
+/// The same with a small network.
+fn sample_of_network<A: Array>(
+    sampler: &EdmSampler,
+    denoiser: &EdmPreconditioner<A>,
+    like: &A,
+) -> (A, Vec<A>) {
+    sample(sampler, like, |x, sigma| {
+        let sigma = x.constant(&Tensor::from_slice(&[sigma as f32]))?;
+        denoiser.denoise(x, &sigma, &Batch::default(), Mode::Eval)
+    })
+}
+
+fn gathered((sample, draws): (ShardTensor, Vec<ShardTensor>)) -> (Tensor, Vec<Tensor>) {
+    let whole = |array: &ShardTensor| array.full_tensor(None).unwrap();
+    (whole(&sample), draws.iter().map(whole).collect())
+}
+
 #[rstest]
 fn a_sample_does_not_depend_on_the_number_of_ranks(
     #[values(vec![1], vec![2], vec![3], vec![4], vec![2, 2])] mesh: Vec<i64>,
+    #[values(
+        sampler(SamplerKind::EdmStochasticHeun, 1.0),
+        sampler(SamplerKind::EdmStochasticEuler, 0.0),
+        sampler(SamplerKind::EdmStochasticEuler, 1.0)
+    )]
+    sampler: EdmSampler,
 ) {
     let shape = [2, 2, 8, 8];
     let mut store = ParamStore::new(Generator::new(1));
     let denoiser = EdmPreconditioner::new(&denoiser_config(), &mut store).unwrap();
     perturb(&store, 3);
-    let (want, draws) = sample(&denoiser, &Tensor::zeros(shape, FLOAT));
+    let (want, draws) = sample_of_network(&sampler, &denoiser, &Tensor::zeros(shape, FLOAT));
     let scale = want.abs().max().double_value(&[]);
     assert!(scale > 0.1 && scale < 100.0, "{scale}");
     let results = on_mesh(
         &mesh,
-        |mesh, layout| {
+        move |mesh, layout| {
             let mut store = ParamStore::new(Generator::new(1));
             let mut params = MeshParams::new(&mut store, mesh);
             let denoiser = EdmPreconditioner::new(&denoiser_config(), &mut params).unwrap();
             perturb(&store, 3);
             let _guard = forbid_hidden_communication();
             let like = ShardTensor::zeros(layout, Kind::Float, Device::Cpu).unwrap();
-            let (sample, draws) = sample(&denoiser, &like);
-            let draws: Vec<Tensor> = draws.iter().map(|draw| draw.full_tensor(None).unwrap()).collect();
-            (sample.full_tensor(None).unwrap(), draws)
+            gathered(sample_of_network(&sampler, &denoiser, &like))
         },
         shape,
     );
@@ -396,6 +460,31 @@ fn a_sample_does_not_depend_on_the_number_of_ranks(
         assert_eq!(drawn, draws);
         let error = (got - &want).abs().max().double_value(&[]);
         assert!(error <= 1e-5 * scale.max(1.0), "{mesh:?} differs by {error} of {scale}");
+    }
+}
+
+/// The denoiser of normal data of mean 3 and deviation 0.5.
+fn denoise_each_point<A: Array>(x: &A, sigma: f64) -> Result<A> {
+    let (mean, variance, noise) = (3.0, 0.25, sigma * sigma);
+    Ok(x.mul_scalar(variance)?.add_scalar(noise * mean)?.mul_scalar((variance + noise).recip())?)
+}
+
+/// Each rank computes its points as one rank computes them, and nothing else.
+#[rstest]
+fn a_sample_without_reductions_is_bitwise_the_same_on_all_meshes(
+    #[values(vec![1], vec![2], vec![3], vec![4], vec![2, 2])] mesh: Vec<i64>,
+    #[values(SamplerKind::Legacy, SamplerKind::EdmStochasticHeun, SamplerKind::EdmStochasticEuler)]
+    kind: SamplerKind,
+    #[values(0.0, 1.0, 4.0)] s_churn: f64,
+) {
+    let (shape, sampler) = ([2, 2, 7, 9], sampler(kind, s_churn));
+    let want = sample(&sampler, &Tensor::zeros(shape, DOUBLE), denoise_each_point);
+    let run = move |_: &DeviceMesh, layout: &Layout| {
+        let like = ShardTensor::zeros(layout, Kind::Double, Device::Cpu).unwrap();
+        gathered(sample(&sampler, &like, denoise_each_point))
+    };
+    for got in on_mesh(&mesh, run, shape) {
+        assert_eq!(got, want);
     }
 }
 

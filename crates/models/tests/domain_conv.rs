@@ -241,6 +241,13 @@ fn losses_in_single_precision(
 }
 
 #[rstest]
+#[case::cnext_unet(cnext_unet(&[16, 12], false))]
+#[case::conv_net(conv_net(convolutions(2), &[9, 7]))]
+fn first_steps_in_single_precision(#[case] model: Twin) {
+    model.check_single(&split(&[(2, 2), (2, 3)]));
+}
+
+#[rstest]
 #[case::pix2pix(pix2pix(translation(2), &[16, 12]))]
 #[case::cnext_unet(cnext_unet(&[16, 12], false))]
 #[case::conv_net(conv_net(convolutions(2), &[9, 7]))]

@@ -375,6 +375,11 @@ fn factored_along_two_axes(#[values(Subject::TuckerFno, Subject::CpFno)] subject
     check(subject, &[2, 2], &[2, 3].map(Placement::Shard));
 }
 
+#[test]
+fn cp_factors_along_one_axis() {
+    check(Subject::CpFno, &[4], &[Placement::Shard(2)]);
+}
+
 /// Parts cut through patches, and ranks without any.
 #[rstest]
 fn of_unequal_parts(

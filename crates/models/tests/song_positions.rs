@@ -15,7 +15,7 @@ use rstest::rstest;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use crate::common::twin::{Axis, Twin, split};
+use crate::common::twin::{Axis, Twin, split, split_arrays};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
@@ -249,14 +249,31 @@ fn super_resolution(gridtype: GridType, channels: usize) -> Twin {
     twin.with_values("sigma", vec![0.4, 1.7], Kind::Double).perturbed(5)
 }
 
+/// Axes of so many ranks, each of which splits that dim of samples and of conditions.
+fn with_conditions(axes: &[(i64, usize)]) -> Vec<Axis> {
+    split_arrays(&["fields", "conditions"], axes)
+}
+
 #[rstest]
+#[case(with_conditions(&[(2, 2)]))]
+#[case(with_conditions(&[(3, 2)]))]
 #[case(split(&[(4, 3)]))]
-#[case(vec![(2, vec![("fields", 2), ("conditions", 2)]), (2, vec![("fields", 3), ("conditions", 3)])])]
+#[case(with_conditions(&[(2, 2), (2, 3)]))]
+#[case(vec![(2, vec![("fields", 0), ("conditions", 0), ("sigma", 0)]), (2, vec![("fields", 2), ("conditions", 2)])])]
 fn super_resolution_is_the_same_on_shards(
     #[values(super_resolution(GridType::Sinusoidal, 4), super_resolution(GridType::Learnable, 2))] twin: Twin,
     #[case] axes: Vec<Axis>,
 ) {
     twin.check(&axes);
+}
+
+#[rstest]
+#[case::positions(whole(GridType::Sinusoidal, 4))]
+#[case::trained_positions(whole(GridType::Learnable, 3))]
+#[case::lead_times(lead_times_of_the_grid())]
+#[case::super_resolution(super_resolution(GridType::Learnable, 2))]
+fn first_steps_in_single_precision(#[case] twin: Twin) {
+    twin.check_single(&with_conditions(&[(2, 2), (2, 3)]));
 }
 
 /// Each rank of the axis "domain" holds rows of the trained positions and lead times only.

@@ -214,25 +214,31 @@ fn windows(attention_backend: AttentionBackend) -> DitConfig {
     DitConfig { attention_backend, ..dit() }
 }
 
-/// Which tokens see each other.
-fn seen(config: &DitConfig) -> Option<Tensor> {
+/// Which tokens see each other, `[query, key]`.
+fn pairs(see: impl Fn(i64, i64) -> bool) -> Tensor {
     let count = GRID[0] * GRID[1];
-    let of = |see: &dyn Fn(i64, i64) -> bool| {
-        let all: Vec<bool> = (0..count * count).map(|pair| see(pair / count, pair % count)).collect();
-        Some(Tensor::from_slice(&all).reshape([count, count]))
-    };
+    let all: Vec<bool> = (0..count * count).map(|pair| see(pair / count, pair % count)).collect();
+    Tensor::from_slice(&all).reshape([count, count])
+}
+
+/// Windows of 3 × 3 tokens, shifted into the grid at its borders.
+fn in_windows() -> Tensor {
     let window = |at: i64, key: i64, extent: i64| {
         let start = (at - 1).clamp(0, extent - 3);
         (start..start + 3).contains(&key)
     };
+    pairs(|query, key| {
+        window(query / GRID[1], key / GRID[1], GRID[0]) && window(query % GRID[1], key % GRID[1], GRID[1])
+    })
+}
+
+fn seen(config: &DitConfig) -> Option<Tensor> {
     match config.attention_backend {
         AttentionBackend::Timm if config.attn_kwargs.is_causal == Some(true) => {
-            of(&|query, key| key <= query)
+            Some(pairs(|query, key| key <= query))
         }
         AttentionBackend::Timm | AttentionBackend::TransformerEngine => None,
-        _ => of(&|query, key| {
-            window(query / GRID[1], key / GRID[1], GRID[0]) && window(query % GRID[1], key % GRID[1], GRID[1])
-        }),
+        _ => Some(in_windows()),
     }
 }
 
@@ -285,8 +291,12 @@ fn dit_is_its_formula(#[case] config: DitConfig) {
 }
 
 #[rstest]
-fn vit_is_its_formula(#[values(VitPositions::Learned, VitPositions::Rotary)] pos_embed: VitPositions) {
+fn vit_is_its_formula(
+    #[values(VitPositions::Learned, VitPositions::Rotary)] pos_embed: VitPositions,
+    #[values(None, Some(3))] kernel: Option<usize>,
+) {
     let config = VitConfig {
+        attn_kernel: kernel.map(PerDim::All),
         patch_size: PerDim::Each(vec![2, 3]),
         embed_dim: 8,
         depth: 2,
@@ -302,7 +312,8 @@ fn vit_is_its_formula(#[values(VitPositions::Learned, VitPositions::Rotary)] pos
     let got = model.forward(&x, Mode::Eval).unwrap();
 
     let rotary = pos_embed == VitPositions::Rotary;
-    let of = Formula { params: &params, seen: None, qk_norm: config.qk_norm, rotary };
+    let seen = kernel.map(|_| in_windows());
+    let of = Formula { params: &params, seen, qk_norm: config.qk_norm, rotary };
     let mut tokens = of.tokens(&x, "patch_embed.proj", (!rotary).then_some("pos_embed"));
     for block in (0..2).map(|i| format!("blocks.{i}")) {
         let u = of.norm(&tokens, Some(&format!("{block}.norm1")), 1e-6);

@@ -213,7 +213,7 @@ fn masks_stay_where_the_fields_are(#[values(2, 3)] dim: usize) {
         |arrays: &[(&'static str, Vec<i64>)]| received(&ModelConfig::new(config.clone()), arrays, dim);
     let mut dims = [(1, 1, 1), (12, 12, 1), (12, 12, 1)];
     dims[dim - 1] = (12, 3, 4);
-    let bound = |config: &DitConfig| config.traffic(&Split::new(4, &dims, 3 * 144)).unwrap().forward * 4.0;
+    let bound = |config: &DitConfig| config.traffic(&Split::new(4, &dims, 0)).unwrap().forward * 4.0;
     let of_mask = bound(&config) - bound(&windows(AttentionBackend::Natten2d));
     let without = exchanged(std::slice::from_ref(&fields));
     for ((with, _, both), (without, ..)) in exchanged(&[fields, mask]).into_iter().zip(without) {
@@ -393,13 +393,23 @@ fn vit_on_meshes(
 ) {
     let qk_norm = (pos_embed == VitPositions::Learned).then_some(QkNorm::RmsNorm);
     let dropping = VitConfig { drop_rate: 0.1, drop_path_rate: 0.4, gradient_checkpointing: true, ..vit() };
-    vit_twin(VitConfig { pos_embed, qk_norm, ..dropping }).check(&axes);
+    // Global attention with learned positions, windows with rotary ones.
+    let attn_kernel = (pos_embed == VitPositions::Rotary).then_some(PerDim::All(3));
+    vit_twin(VitConfig { pos_embed, qk_norm, attn_kernel, ..dropping }).check(&axes);
 }
 
 #[test]
 fn in_single_precision() {
     dit_twin(&dit()).check_losses(&split(&[(2, 2)]));
     vit_twin(VitConfig { pos_embed: VitPositions::Rotary, ..vit() }).check_losses(&split(&[(2, 3)]));
+}
+
+#[rstest]
+#[case::dit(dit_twin(&dit()))]
+#[case::dit_of_windows(dit_twin(&windows(AttentionBackend::Natten2dRope)))]
+#[case::vit(vit_twin(vit()))]
+fn first_steps_in_single_precision(#[case] twin: Twin) {
+    twin.check_single(&split(&[(2, 2), (2, 3)]));
 }
 
 /// Recomputation changes no number.
@@ -653,6 +663,8 @@ fn dit_refuses_other_inputs() {
 #[case(VitConfig { embed_dim: 10, num_heads: 4, ..vit() }, "embed_dim 10 is not divisible by num_heads 4")]
 #[case(VitConfig { num_heads: 4, pos_embed: VitPositions::Rotary, ..vit() }, "a head has 2 features, expected a multiple of 4")]
 #[case(VitConfig { patch_size: PerDim::All(8), ..vit() }, "height of inp_shape 12 is not divisible by that of patch_size 8")]
+#[case(VitConfig { attn_kernel: Some(PerDim::All(4)), ..vit() }, "attn_kernel is 4, expected an odd number of at most 6")]
+#[case(VitConfig { attn_kernel: Some(PerDim::Each(vec![3, 5])), ..vit() }, "attn_kernel is 5, expected an odd number of at most 4")]
 #[case(VitConfig { attn_drop_rate: 1.0, ..vit() }, "attn_drop_rate is 1, expected 0 or more and below 1")]
 #[case(VitConfig { rope_theta: 0.0, pos_embed: VitPositions::Rotary, ..vit() }, "rope_theta is 0, expected a finite number above 0")]
 fn vit_refuses(#[case] config: VitConfig, #[case] words: &str) {

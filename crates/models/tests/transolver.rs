@@ -161,18 +161,8 @@ fn lists_of_points_are_those_of_one_rank(
     listed(config).check(&axes);
 }
 
-#[rstest]
-#[case::rows(split(&[(3, 2)]), 2)]
-#[case::columns(split(&[(2, 3)]), 2)]
-#[case::both(split(&[(2, 2), (2, 3)]), 2)]
-#[case::batch(split(&[(2, 0), (2, 3)]), 2)]
-#[case::deep(split(&[(2, 2), (2, 4)]), 3)]
-fn grids_are_those_of_one_rank(
-    #[values("transolver", "plus", "unified", "flare", "geo", "concrete")] model: &str,
-    #[values(1, 2)] tiles: usize,
-    #[case] axes: Vec<Axis>,
-    #[case] dims: usize,
-) {
+/// Models on a grid of two or three dims.
+fn grid(model: &str, tiles: usize, dims: usize) -> Twin {
     let shape = [9, 7, 5][..dims].to_vec();
     let structured_shape = Some(shape.clone());
     let config = match model {
@@ -210,7 +200,23 @@ fn grids_are_those_of_one_rank(
     };
     let fields =
         |channels: i64| [&[2, channels], &shape.iter().map(|&n| n as i64).collect::<Vec<_>>()[..]].concat();
-    Twin::new(config, &[("fields", fields(2))], &[("fields", fields(1))]).perturbed(6).check(&axes);
+    Twin::new(config, &[("fields", fields(2))], &[("fields", fields(1))]).perturbed(6)
+}
+
+#[rstest]
+#[case::rows(split(&[(3, 2)]), 2)]
+#[case::columns(split(&[(2, 3)]), 2)]
+#[case::four(split(&[(4, 2)]), 2)]
+#[case::both(split(&[(2, 2), (2, 3)]), 2)]
+#[case::batch(split(&[(2, 0), (2, 3)]), 2)]
+#[case::deep(split(&[(2, 2), (2, 4)]), 3)]
+fn grids_are_those_of_one_rank(
+    #[values("transolver", "plus", "unified", "flare", "geo", "concrete")] model: &str,
+    #[values(1, 2)] tiles: usize,
+    #[case] axes: Vec<Axis>,
+    #[case] dims: usize,
+) {
+    grid(model, tiles, dims).check(&axes);
 }
 
 /// The last of three ranks holds all rows but one, and the first holds none.
@@ -236,6 +242,7 @@ fn ranks_may_hold_nothing(#[values("transolver", "flare", "geo")] model: &str) {
 #[rstest]
 #[case::two(vec![points(2, &["local_embedding", "geometry", "fields"])])]
 #[case::points_alone(vec![points(3, &["local_embedding", "fields"])])]
+#[case::four(vec![points(4, &["local_embedding", "geometry", "fields"])])]
 #[case::geometry_alone(vec![points(2, &["geometry"])])]
 #[case::both(vec![samples(2, &["local_embedding", "geometry", "global_embedding", "fields"]),
                   points(2, &["local_embedding", "geometry", "fields"])])]
@@ -338,6 +345,11 @@ fn losses_in_single_precision() {
     let twin =
         Twin::new(ModelConfig::new(config), &[("fields", vec![2, 2, 9, 7])], &[("fields", vec![2, 1, 9, 7])]);
     twin.check_losses(&split(&[(3, 2)]));
+}
+
+#[rstest]
+fn first_steps_in_single_precision(#[values("transolver", "flare", "geo")] model: &str) {
+    grid(model, 2, 2).check_single(&split(&[(2, 2), (2, 3)]));
 }
 
 /// Bytes of sums of so many elements that each rank receives from three others, in each of two blocks.

@@ -138,10 +138,13 @@ fn aurora_is_the_same_on_shards(#[case] axes: Vec<Axis>) {
     aurora_twin(aurora()).check(&axes);
 }
 
-#[test]
-fn aurora_is_the_same_where_blocks_are_computed_again_and_dropped() {
+#[rstest]
+#[case::rows_of_2(split(&[(2, 2)]))]
+#[case::columns_of_3(split(&[(3, 3)]))]
+#[case::rows_and_columns(split(&[(2, 2), (2, 3)]))]
+fn aurora_is_the_same_where_blocks_are_computed_again_and_dropped(#[case] axes: Vec<Axis>) {
     let config = AuroraConfig { gradient_checkpointing: true, drop_path: 0.3, ..aurora() };
-    aurora_twin(config).check(&split(&[(2, 2)]));
+    aurora_twin(config).check(&axes);
 }
 
 #[rstest]
@@ -199,6 +202,8 @@ fn pangu_of_one_layer_is_the_same_on_shards(#[case] axes: Vec<Axis>) {
 }
 
 #[rstest]
+#[case::small_windows_rows_of_2(fengwu(), split(&[(2, 2)]))]
+#[case::small_windows_columns_of_3(fengwu(), split(&[(3, 3)]))]
 #[case::small_windows_rows_of_4(fengwu(), split(&[(4, 2)]))]
 #[case::small_windows_rows_and_columns(fengwu(), split(&[(2, 2), (2, 3)]))]
 #[case::recomputed_samples_and_columns(FengwuConfig {
@@ -212,6 +217,8 @@ fn fengwu_is_the_same_on_shards(#[case] config: FengwuConfig, #[case] axes: Vec<
 }
 
 #[rstest]
+#[case::one_time_rows_of_2(swin_rnn(1), split(&[(2, 2)]))]
+#[case::one_time_columns_of_3(swin_rnn(1), split(&[(3, 3)]))]
 #[case::one_time_rows_of_4(swin_rnn(1), split(&[(4, 2)]))]
 #[case::one_time_rows_and_columns(swin_rnn(1), split(&[(2, 2), (2, 3)]))]
 #[case::single_windows_recomputed_rows_of_3(SwinRnnConfig {
@@ -234,6 +241,15 @@ fn empty_shards(#[case] twin: Twin) {
 #[test]
 fn losses_in_single_precision() {
     pangu_twin(pangu()).check_losses(&split(&[(2, 2), (2, 3)]));
+}
+
+#[rstest]
+#[case::pangu_rows_of_4(pangu_twin(pangu()), split(&[(4, 2)]))]
+#[case::fengwu(fengwu_twin(fengwu()), split(&[(2, 2), (2, 3)]))]
+#[case::swin_rnn(swin_rnn_twin(swin_rnn(1)), split(&[(2, 2), (2, 3)]))]
+#[case::aurora(aurora_twin(aurora()), split(&[(2, 2), (2, 3)]))]
+fn first_steps_in_single_precision(#[case] twin: Twin, #[case] axes: Vec<Axis>) {
+    twin.check_single(&axes);
 }
 
 fn store() -> ParamStore {

@@ -7,6 +7,8 @@ mod case;
 mod check;
 mod launch;
 mod layout;
+#[cfg(test)]
+mod made;
 mod mesh;
 mod operator;
 #[cfg(test)]

@@ -6,7 +6,7 @@ use super::{models, our_run, times};
 
 /// Prints a table of the peaks: bytes live in libtorch's CPU allocator on the rank with the most, weights and inputs included.
 pub(super) fn run(repeats: usize) -> Result<()> {
-    println!("{:<24} {:>12} {:>12} {:>7}", "model", "1 rank MiB", "4 ranks MiB", "ratio");
+    println!("| model | 1 rank, MiB | 4 ranks, MiB | ratio |\n|---|---|---|---|");
     for name in models::table()?.keys() {
         let case = format!("models/{name}");
         let peak = |ranks: &str| -> Result<f64> {
@@ -15,7 +15,7 @@ pub(super) fn run(repeats: usize) -> Result<()> {
         };
         let (one, four) = (peak("1")?, peak("4")?);
         let mib = |bytes: f64| bytes / f64::from(1 << 20);
-        println!("{name:<24} {:>12.1} {:>12.1} {:>7.2}", mib(one), mib(four), four / one);
+        println!("| `{name}` | {:.0} | {:.0} | {:.2} |", mib(one), mib(four), four / one);
     }
     Ok(())
 }

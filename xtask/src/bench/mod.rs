@@ -6,6 +6,7 @@ mod attention;
 mod memory;
 mod models;
 mod streamed;
+mod weights;
 
 use std::{collections::BTreeMap, fs, path::PathBuf, process::Command};
 
@@ -19,8 +20,17 @@ use crate::{
     setup,
 };
 
-const PEERS: [&str; 5] =
-    ["torch==2.11.0", "nvidia-physicsnemo==2.2.2", "zarr==3.1.6", "netCDF4==1.7.5.1.post1", "h5py==3.16.0"];
+const PEERS: [&str; 7] = [
+    "torch==2.11.0",
+    "nvidia-physicsnemo==2.2.2",
+    "zarr==3.1.6",
+    "netCDF4==1.7.5.1.post1",
+    "h5py==3.16.0",
+    "scipy==1.17.1",
+    "pandas==3.1.1",
+];
+/// Sources of models, installed without their dependencies, which these models do not need.
+const SOURCES: [&str; 2] = ["the_well==1.2.0", "microsoft-aurora==2.0.1"];
 
 /// Peers that Isobar is compared with.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -169,6 +179,9 @@ pub(crate) struct Options {
     /// Only a training step with streamed samples, beside the same step with samples in memory, on one rank and on `--ranks`
     #[arg(long, conflicts_with_all = ["cases", "data", "memory", "models"])]
     streamed: bool,
+    /// Only load weights of Isobar into the classes of the models' sources, and compare the outputs; nothing is timed
+    #[arg(long, conflicts_with_all = ["attention", "cases", "check", "data", "memory", "models", "streamed"])]
+    weights: bool,
 }
 
 /// The rounds of one case: seconds of the peer, seconds of ours, ours over one memcpy of the output.
@@ -202,6 +215,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.streamed {
         build(&machine)?;
         return streamed::run(options.ranks, options.rounds, options.check);
+    }
+    if options.weights {
+        return weights::run(&machine, &install_peers()?);
     }
     let of_models = models::rows()?;
     let listed = CASES.iter().map(|&(name, peer, least)| Row { name, peer, least });
@@ -317,14 +333,16 @@ fn our_run(ranks: &str, names: &[&str], repeats: usize) -> Command {
 fn install_peers() -> Result<PathBuf> {
     let folder = ROOT.join(".peers");
     let stamp = folder.join("isobar-stamp");
-    let wanted = PEERS.join("\n");
+    let wanted = [&PEERS[..], &SOURCES].concat().join("\n");
     if fs::read_to_string(&stamp).is_ok_and(|stamp| stamp == wanted) {
         return Ok(folder);
     }
     run_command(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
-    let mut pip = Command::new(folder.join("bin/python"));
-    pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--quiet"]).args(PEERS);
-    run_command(&mut pip)?;
+    for packages in [&PEERS[..], &[&["--no-deps"][..], &SOURCES].concat()] {
+        let mut pip = Command::new(folder.join("bin/python"));
+        pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--quiet"]);
+        run_command(pip.args(packages))?;
+    }
     fs::write(&stamp, wanted)?;
     Ok(folder)
 }

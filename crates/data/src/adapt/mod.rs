@@ -21,6 +21,10 @@ macro_rules! forward_to_data {
             self.data.attributes()
         }
 
+        fn parameters(&self) -> Vec<(String, f64)> {
+            self.data.parameters()
+        }
+
         fn dims(&self) -> &[$crate::Dim] {
             self.data.dims()
         }

@@ -114,8 +114,8 @@ impl Content {
     }
 }
 
-/// Coordinates by name, for formats that hold nothing but arrays: of dims, of times, and of levels.
-pub(crate) fn lines(content: &Content) -> Vec<(String, Vec<f64>)> {
+/// Returns the coordinates of dims, times and levels by name, for formats that hold nothing but arrays.
+pub(crate) fn coordinate_arrays(content: &Content) -> Vec<(String, Vec<f64>)> {
     let meta = &content.meta;
     let dims = content.dims.iter().map(|dim| (dim.name.clone(), dim.coordinates.clone()));
     let times = if meta.sample_times.is_empty() { &meta.times } else { &meta.sample_times };

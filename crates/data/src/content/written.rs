@@ -11,8 +11,8 @@ use crate::grid::DataVariable;
 use crate::hdf5::layout::check_values;
 use crate::{Error, Result};
 
-/// Variables of a file that is being written, each with a place of type `P`. It checks what is written, and that nothing is missing at
-/// the end.
+/// Variables of a file that is being written, each with a storage handle of type `P`. Checks each write, and at the end that all frames
+/// are complete.
 #[derive(Debug)]
 pub(crate) struct Written<P> {
     target: PathBuf,
@@ -54,8 +54,8 @@ impl<P> Written<P> {
         of.map(|of| of.axes.all_points()).unwrap_or_default()
     }
 
-    /// Writes a window of consecutive frames of one variable and sample, `[frame, channel, x, …]`: `store` gets its place, the window of
-    /// the stored axes, and the values.
+    /// Writes a window of consecutive frames of one variable and sample, `[frame, channel, x, …]`: calls `store` with its handle, the
+    /// window in the stored axes, and the values.
     pub(crate) fn write(
         &mut self,
         variable: &str,

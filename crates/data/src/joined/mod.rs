@@ -60,6 +60,8 @@ pub(crate) struct Joined {
     default_pair: Option<[String; 2]>,
     /// Names of parameters that files have different numbers of, which no file of predictions repeats.
     differing: Vec<String>,
+    /// Those that all files have with one value.
+    parameters: Vec<(String, f64)>,
     attributes: TextAttributes,
     left_out: Vec<String>,
 }
@@ -95,6 +97,9 @@ impl Joined {
         let Some(first) = first else {
             return Err(Error::Invalid("there is no file to join".to_owned()));
         };
+        let differing = differing(&parameters);
+        let mut alike = parameters.swap_remove(0);
+        alike.retain(|(name, _)| !differing.contains(name));
         let (along, places, times) = order.finish(along, &found)?;
         let mut starts = vec![0];
         let mut sorted: Vec<Option<File>> = found.into_iter().map(Some).collect();
@@ -125,7 +130,8 @@ impl Joined {
             time_unit: first.time_unit().cloned(),
             dims: first.dims().to_vec(),
             variables,
-            differing: differing(&parameters),
+            parameters: alike,
+            differing,
             attributes: first.attributes(),
             left_out: first.left_out().to_vec(),
             default_pair: first.default_pair().map(|pair| pair.map(str::to_owned)),
@@ -217,6 +223,11 @@ impl Dataset for Joined {
         self.attributes.clone()
     }
 
+    /// Those that all files have alike.
+    fn parameters(&self) -> Vec<(String, f64)> {
+        self.parameters.clone()
+    }
+
     fn variables(&self) -> &[DataVariable] {
         &self.variables
     }
@@ -254,7 +265,8 @@ impl Dataset for Joined {
     }
 
     fn content(&self, meta: &PredictionMeta) -> Result<Content> {
-        let content = self.handles.get(0)?.content(meta)?;
+        let mut content = self.handles.get(0)?.content(meta)?;
+        content.parameters.retain(|(name, _)| !self.differing.contains(name));
         Ok(Content { time_unit: self.time_unit.clone(), ..content })
     }
 }

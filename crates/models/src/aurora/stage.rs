@@ -167,7 +167,41 @@ impl<A: Array> ModulatedNorm<A> {
 
 #[cfg(test)]
 mod tests {
+    use rstest::rstest;
+
     use super::*;
+    use crate::layers::constant;
+    use crate::windows::tests::{assert_receives_the_shift, passes_of_stage};
+
+    /// The second block shifts its windows of 4 x 8 points by half of one. Longitudes go round, and nothing is gathered.
+    #[rstest]
+    #[case::rows(2, [32, 16])]
+    #[case::more_rows(2, [64, 16])]
+    #[case::columns(3, [8, 32])]
+    #[case::more_columns(3, [8, 64])]
+    fn a_shift_receives_half_a_window(#[case] dim: usize, #[case] extents: [i64; 2]) {
+        let ([rows, columns], levels, width) = (extents, 2, 4);
+        let options = StageOptions {
+            grid: [levels, rows, columns],
+            width,
+            heads: 2,
+            window: [2, 4, 8],
+            hidden: 8,
+            context: 3,
+            drop_path: vec![0.0; 2],
+            recomputes: false,
+        };
+        let passed = passes_of_stage(
+            &[1, levels, rows, columns, width],
+            (dim, &[extents[dim - 2] / 4; 4]),
+            |params| Stage::new("stage", &options, params).unwrap(),
+            |stage, x| {
+                let context = constant(&[1.0, 2.0, 3.0], &[1, 3], x).unwrap();
+                stage.forward(x, &context, Mode::Eval).unwrap()
+            },
+        );
+        assert_receives_the_shift(&passed, [2, 4][dim - 2], levels * extents[3 - dim] * width * 8);
+    }
 
     #[test]
     fn longitudes_go_round() {

@@ -4,7 +4,9 @@ use super::block::BlockConfig;
 use super::kwargs::{AttentionBackend, DetokenizerKind};
 use super::{DitConfig, MODEL};
 use crate::error::{Checker, Result};
-use crate::layers::{QkNorm, Reach, Start, TokenAttentionConfig, axial_rotary, hidden_width};
+use crate::layers::{
+    QkNorm, Reach, Start, TokenAttentionConfig, attention_window, axial_rotary, hidden_width,
+};
 
 /// Refuses arguments that need other parameters or devices than there are here, and those of another choice.
 pub(super) fn check(config: &DitConfig) -> Result<()> {
@@ -105,15 +107,7 @@ fn kernel(config: &DitConfig, grid: &[i64]) -> Result<[i64; 3]> {
     })?;
     let list =
         config.attn_kwargs.attn_kernel.as_ref().map_or_else(|| vec![3; dims], |given| given.list(dims));
-    check.ensure(list.len() == dims, || format!("{NAME} has {} numbers, expected {dims}", list.len()))?;
-    let mut kernel = [1; 3];
-    for ((own, &given), &tokens) in kernel[3 - dims..].iter_mut().zip(&list).zip(grid) {
-        *own = check.extent(NAME, given)?;
-        check.ensure(*own % 2 == 1 && *own <= tokens, || {
-            format!("{NAME} is {own}, expected an odd number of at most {tokens}, the tokens of a side")
-        })?;
-    }
-    Ok(kernel)
+    attention_window(&check, NAME, &list, grid)
 }
 
 /// Refuses arguments of another attention.

@@ -18,16 +18,21 @@ pub(super) fn of(config: &DitConfig, split: &Split) -> Option<Traffic> {
     let hidden = config.detokenizer_kwargs.conv_hidden.unwrap_or(64) as i64;
     let reach = config.detokenizer_kwargs.conv_kernel.unwrap_or(3) as i64;
     let head = grid.convolved(outputs + (config.conv_layers() as i64) * hidden, reach, 1);
-    let ends = (2 * width) as f64 * tokens.moved() + outputs as f64 * grid.moved();
+    let cut = config.in_channels as f64 * patches(&grid, &patch);
+    let ends = cut + (2 * width) as f64 * tokens.moved() + outputs as f64 * grid.moved();
     let depth = config.depth as f64 + 1.0;
     let masks = if config.use_nan_mask_tokens { mask(&grid, &tokens, &patch) } else { 0.0 };
     Some(split.aligned().and(depth * (block + modulation) + head + ends + masks))
 }
 
-/// Rows of patches that cross shards of the mask of invalid points, and the mask of tokens, moved to where they are.
+/// Points of the mask of invalid points in patches that cross shards, and the mask of tokens, moved to where they are.
 fn mask(grid: &Grid, tokens: &Grid, patch: &[usize]) -> f64 {
-    let rows: Vec<i64> = patch.iter().map(|&extent| extent as i64).collect();
-    grid.halo_each(&rows) + tokens.moved()
+    patches(grid, patch) + tokens.moved()
+}
+
+/// Points of the patches that cross shards.
+fn patches(grid: &Grid, patch: &[usize]) -> f64 {
+    grid.halo_each(&patch.iter().map(|&extent| extent as i64).collect::<Vec<_>>())
 }
 
 /// Returns the largest extent of the attention windows, in tokens; `None` for global attention.

@@ -1,10 +1,9 @@
-//! Traffic of a preconditioned SongUNet: what the network does, and fields that lie as the noisy ones.
+//! Traffic of a preconditioned SongUNet: that of the network, and the factors of samples.
 
 use super::EdmPrecondConfig;
-use crate::traffic::{Split, Traffic};
+use crate::traffic::{Split, Traffic, preconditioning};
 
-/// The factors of the preconditioning are of each sample.
+/// The preconditioning scales each sample; fields beside the samples are split as they are.
 pub(super) fn of(config: &EdmPrecondConfig, split: &Split) -> Option<Traffic> {
-    let network = config.network.traffic(split)?;
-    Some(network.and(split.aligned().forward))
+    Some(config.network.traffic(split)?.and(preconditioning(&config.sigma_data, split)))
 }

@@ -1,9 +1,10 @@
-//! Traffic of the denoiser: what its network does, and a condition that lies as the noisy fields.
+//! Traffic of the denoiser: that of the network, and the factors of samples.
 
 use super::EdmPrecondSuperResolutionConfig;
-use crate::traffic::{Split, Traffic};
+use crate::diffusion::SigmaData;
+use crate::traffic::{Split, Traffic, preconditioning};
 
-/// The factors of the preconditioning are of each sample.
+/// The preconditioning scales each sample; fields beside the samples are split as they are.
 pub(super) fn of(config: &EdmPrecondSuperResolutionConfig, split: &Split) -> Option<Traffic> {
-    Some(config.network.traffic(split)?.and(split.aligned().forward))
+    Some(config.network.traffic(split)?.and(preconditioning(&SigmaData::All(config.sigma_data), split)))
 }

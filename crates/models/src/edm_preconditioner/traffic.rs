@@ -1,10 +1,9 @@
-//! Traffic of a preconditioned network: what the network does, and fields that lie as the noisy ones.
+//! Traffic of a preconditioned network: that of the network, and the factors of samples.
 
 use super::EdmPreconditionerConfig;
-use crate::traffic::{Split, Traffic};
+use crate::traffic::{Split, Traffic, preconditioning};
 
-/// The factors of the preconditioning are of each sample.
+/// The preconditioning scales each sample; fields beside the samples are split as they are.
 pub(super) fn of(config: &EdmPreconditionerConfig, split: &Split) -> Option<Traffic> {
-    let network = config.model.0.traffic(split)?;
-    Some(network.and(split.aligned().forward))
+    Some(config.model.0.traffic(split)?.and(preconditioning(&config.sigma_data, split)))
 }

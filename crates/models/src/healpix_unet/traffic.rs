@@ -26,10 +26,9 @@ pub(super) fn of(config: &HealpixUNetConfig, split: &Split) -> Option<Traffic> {
         }
     }
     elements += fields.regrouped() * (plan.inputs() + 2 * plan.last.outputs) as f64;
-    let steps = plan.steps as f64;
-    // Fields of other models have their faces in another dim, and come to the other inputs once more.
-    let coupled = if plan.coupled > 0 { split.aligned().forward } else { 0.0 };
-    Some(split.aligned().and(steps * elements + coupled).uses(plan.steps as u64))
+    // Fields of other models have their faces in another dim, and come to the other inputs first.
+    elements += fields.regrouped() * plan.coupled as f64;
+    Some(split.aligned().and(plan.steps as f64 * elements).uses(plan.steps as u64))
 }
 
 fn block(plan: &BlockPlan, grid: &Grid) -> f64 {

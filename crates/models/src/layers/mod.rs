@@ -17,5 +17,5 @@ pub(crate) use recompute::Recompute;
 pub(crate) use start::Start;
 pub use token_attention::QkNorm;
 pub(crate) use token_attention::{
-    Reach, TokenAttention, TokenAttentionConfig, axial_rotary, batch_dim, hidden_width,
+    Reach, TokenAttention, TokenAttentionConfig, attention_window, axial_rotary, batch_dim, hidden_width,
 };

@@ -44,6 +44,27 @@ pub(crate) enum Reach {
     Window([i64; 3]),
 }
 
+/// Checks the extents of the window of neighbourhood attention on a grid of tokens, for [`Reach::Window`]: odd, and no larger than the
+/// grid. `name` is that of the argument.
+pub(crate) fn attention_window(
+    check: &Checker,
+    name: &'static str,
+    extents: &[usize],
+    grid: &[i64],
+) -> Result<[i64; 3]> {
+    let dims = grid.len();
+    check
+        .ensure(extents.len() == dims, || format!("{name} has {} numbers, expected {dims}", extents.len()))?;
+    let mut window = [1; 3];
+    for ((own, &given), &tokens) in window[3 - dims..].iter_mut().zip(extents).zip(grid) {
+        *own = check.extent(name, given)?;
+        check.ensure(*own % 2 == 1 && *own <= tokens, || {
+            format!("{name} is {own}, expected an odd number of at most {tokens}, the number of tokens along that dim")
+        })?;
+    }
+    Ok(window)
+}
+
 /// Configuration of [`TokenAttention`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TokenAttentionConfig {

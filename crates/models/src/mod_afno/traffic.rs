@@ -11,8 +11,9 @@ pub(super) fn of(config: &ModAfnoConfig, split: &Split) -> Option<Traffic> {
     let size = width / groups;
     let hidden = (config.embed_dim as f64 * config.mlp_ratio) as i64;
     // A layer for each sample where the filter is modulated, and the hidden features.
-    let modulation = 4 * groups * size * size + 4 * width + 2 * hidden + config.mod_dim as i64;
+    let modulation = 8 * groups * size * size + 8 * width + 2 * hidden + config.mod_dim as i64;
     let sizes = [config.embed_dim, config.depth];
-    let tokens = tokens(config.inp_shape, config.patch_size, sizes, config.out_channels, split);
+    let channels = [config.in_channels, config.out_channels];
+    let tokens = tokens(config.inp_shape, config.patch_size, sizes, channels, split);
     Some(tokens.and(config.depth as f64 * split.samples() * modulation as f64))
 }

@@ -6,14 +6,17 @@ use crate::traffic::{Grid, Split, Traffic};
 
 /// Each block has two convolutions of 3 × 3 and two group norms, the first block of a level also the resampling filter on both
 /// paths. A level that attends receives keys and values of all its points, or each rank's share of queries, keys, values and results,
-/// and moves the result back to its own points.
+/// and moves the result back to its own points. The embedding of each sample, as a shift or also a scale of the channels of each block,
+/// is brought to where the samples are.
 pub(crate) fn of(config: &SongUNetConfig, style: Style, split: &Split) -> Option<Traffic> {
     let plan = Plan::new(config, style).ok()?;
     let fields = split.grid(2);
     let taps = plan.filter.len() as i64;
+    let vectors = if style == Style::Adm { 2.0 } else { 1.0 };
     let block = |grid: &Grid, inputs: i64, outputs: i64| -> Option<f64> {
         let sums = grid.summed(4 * (groups(inputs, style).ok()? + groups(outputs, style).ok()?));
-        Some(grid.convolved(inputs + outputs, 3, 1) + sums)
+        let modulation = vectors * outputs as f64 * split.samples();
+        Some(grid.convolved(inputs + outputs, 3, 1) + sums + modulation)
     };
     let (blocks, last) = (config.num_blocks as i64, plan.widths.len() - 1);
     let mut elements = fields.convolved(plan.inputs, 3, 1);

@@ -4,8 +4,9 @@ use super::SongUNetPosEmbdConfig;
 use crate::model::Architecture;
 use crate::traffic::{Split, Traffic};
 
-/// Functions of positions are computed where they are used. Trained ones come to the shards of the fields, if they lie otherwise.
+/// Functions of positions are computed where they are used. Trained ones come to the shards of the fields, if they lie otherwise; in
+/// backward the gradients of the samples' copies of them are gathered.
 pub(super) fn of(config: &SongUNetPosEmbdConfig, split: &Split) -> Option<Traffic> {
-    let trained = config.positions.trained() as f64 * split.grid(2).moved();
-    Some(config.network.traffic(split)?.and(trained))
+    let fields = split.grid(2).moved() + split.points() / (1.0 + Traffic::BACKWARD);
+    Some(config.network.traffic(split)?.and(config.positions.trained() as f64 * fields))
 }

@@ -150,3 +150,29 @@ impl<A: Array> Block<A> {
         Ok(kernel::named("relative_position_index", &[], Tensor::f_from_slice(&rows))?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::windows::tests::{assert_receives_the_shift, passes_of_stage};
+
+    /// The second block shifts its windows of 4 x 4 points by half of one, round the ends. Nothing is gathered.
+    #[rstest]
+    #[case::rows(2, [16, 8])]
+    #[case::more_rows(2, [32, 8])]
+    #[case::columns(3, [8, 16])]
+    #[case::more_columns(3, [8, 32])]
+    fn a_shift_receives_half_a_window(#[case] dim: usize, #[case] grid: [i64; 2]) {
+        let width = 4;
+        let options = SwinOptions { grid, width, heads: 2, window: 4, recomputes: false };
+        let passed = passes_of_stage(
+            &[1, width, grid[0], grid[1]],
+            (dim, &[grid[dim - 2] / 4; 4]),
+            |params| SwinStage::new("stage", (&options, 2), params).unwrap(),
+            |stage, x| stage.forward(x, Mode::Eval).unwrap(),
+        );
+        assert_receives_the_shift(&passed, 2, grid[3 - dim] * width * 8);
+    }
+}

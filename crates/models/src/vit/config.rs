@@ -42,6 +42,10 @@ pub struct VitConfig {
     /// The projection to queries, keys and values has a bias.
     #[serde(default = "yes")]
     pub qkv_bias: bool,
+    /// Height and width of the window of attention in tokens, odd, one number for a square (neighbourhood attention: Hassani et al.,
+    /// arXiv:2204.07143). Windows at a border are shifted into the grid. Attention is global where it is not given.
+    #[serde(default)]
+    pub attn_kernel: Option<PerDim>,
     /// Norm of queries and keys over the features of a head; none where not given.
     #[serde(default)]
     pub qk_norm: Option<QkNorm>,
@@ -95,6 +99,7 @@ impl VitConfig {
             num_heads: num_heads(),
             mlp_ratio: mlp_ratio(),
             qkv_bias: true,
+            attn_kernel: None,
             qk_norm: None,
             pos_embed: VitPositions::default(),
             rope_theta: rope_theta(),

@@ -10,8 +10,8 @@ use super::{MODEL, VitConfig, VitPositions};
 use crate::batch::Batch;
 use crate::error::{Checker, Error, Result};
 use crate::layers::{
-    Reach, Recompute, Start, TokenAttentionConfig, axial_rotary, batch_dim, hidden_width, patch_grid,
-    unpatched,
+    Reach, Recompute, Start, TokenAttentionConfig, attention_window, axial_rotary, batch_dim, hidden_width,
+    patch_grid, unpatched,
 };
 use crate::model::Model;
 
@@ -27,7 +27,8 @@ use crate::model::Model;
 /// ```
 ///
 /// and the output is the patches W N(x) + b, channels fastest. Attention is global: on sharded fields, ring attention
-/// or an all-to-all from tokens to heads, whichever moves fewer bytes. Positions are those of the global grid.
+/// or an all-to-all from tokens to heads, whichever moves fewer bytes. With `attn_kernel` it is within windows of tokens
+/// (neighbourhood attention), and ranks fetch the halo of their tokens. Positions are those of the global grid.
 ///
 /// Weights start truncated normal with standard deviation 0.02, biases with 0, the patch embedding as PyTorch's.
 ///
@@ -67,7 +68,8 @@ impl<A: Array> Vit<A> {
     ///
     /// # Errors
     ///
-    /// A size is 0, `inp_shape` is not divisible by `patch_size`, `embed_dim` not by `num_heads`; a dropout is outside [0, 1);
+    /// A size is 0, `inp_shape` is not divisible by `patch_size`, `embed_dim` not by `num_heads`; an `attn_kernel` is even or larger than
+    /// the grid of tokens; a dropout is outside [0, 1);
     /// rotary positions with heads of other than a multiple of 4 features; or `params` refuses a parameter.
     pub fn new(config: &VitConfig, params: &mut impl Params<Array = A>) -> Result<Self> {
         let check = Checker(MODEL);
@@ -75,15 +77,17 @@ impl<A: Array> Vit<A> {
             patch_grid(&check, 2, ("inp_shape", &config.inp_shape), ("patch_size", &config.patch_size))?;
         let inputs = check.extent("in_channels", config.in_channels)?;
         let outputs = check.extent("out_channels", config.out_channels)?;
-        let attention = attention(config)?;
+        let grid = [fields[0] / patch[0], fields[1] / patch[1]];
+        let attention = attention(config, grid)?;
         let width = attention.width;
         let hidden = hidden_width(&check, width, config.mlp_ratio)?;
         check.probability("drop_rate", config.drop_rate)?;
         check.probability("drop_path_rate", config.drop_path_rate)?;
 
-        let tokens = (fields[0] / patch[0]) * (fields[1] / patch[1]);
         let pos_embed = match config.pos_embed {
-            VitPositions::Learned => Some(PositionEmbedding::new("pos_embed", tokens, width, params)?),
+            VitPositions::Learned => {
+                Some(PositionEmbedding::new("pos_embed", grid[0] * grid[1], width, params)?)
+            }
             VitPositions::Rotary | VitPositions::None => None,
         };
         let patch_embed = PatchEmbed::new(patch.clone(), inputs, width, &mut params.scope("patch_embed"))?;
@@ -138,8 +142,8 @@ impl<A: Array> Model<A> for Vit<A> {
     }
 }
 
-/// Checks the arguments of the attention.
-fn attention(config: &VitConfig) -> Result<TokenAttentionConfig> {
+/// Checks the arguments of the attention over a grid of tokens.
+fn attention(config: &VitConfig, grid: [i64; 2]) -> Result<TokenAttentionConfig> {
     let check = Checker(MODEL);
     let width = check.extent("embed_dim", config.embed_dim)?;
     let heads = check.extent("num_heads", config.num_heads)?;
@@ -150,10 +154,14 @@ fn attention(config: &VitConfig) -> Result<TokenAttentionConfig> {
         VitPositions::Rotary => Some(axial_rotary(MODEL, ("rope_theta", config.rope_theta), width / heads)?),
         VitPositions::Learned | VitPositions::None => None,
     };
+    let reach = match &config.attn_kernel {
+        None => Reach::Global { causal: false },
+        Some(kernel) => Reach::Window(attention_window(&check, "attn_kernel", &kernel.list(2), &grid)?),
+    };
     Ok(TokenAttentionConfig {
         width,
         heads,
-        reach: Reach::Global { causal: false },
+        reach,
         qkv_bias: config.qkv_bias,
         proj_bias: true,
         qk_norm: config.qk_norm.map(|norm| (norm, true, norm.eps())),

@@ -18,4 +18,4 @@ pub(crate) use resample::{Downsample, Upsample};
 pub(crate) use traffic::window_traffic;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -106,36 +106,50 @@ fn regions_follow_slices(
 }
 
 /// Returns the bytes that each rank receives in a stage of two blocks.
-fn received(sizes: &'static [i64]) -> Vec<u64> {
+fn received(sizes: &[i64]) -> Vec<u64> {
     passes(sizes).into_iter().map(|[forward, ..]| forward).collect()
 }
 
-/// Returns the bytes that each rank receives in forward and in backward of two blocks, and those of the gradients' sums over the ranks.
-fn passes(sizes: &'static [i64]) -> Vec<[u64; 3]> {
-    passes_of(GRID, [2, 2, 4], &[0.0, 0.0], sizes)
+/// Returns the bytes that each rank receives in forward and in backward of two blocks, and those of the sums of the loss and of gradients
+/// over the ranks.
+fn passes(sizes: &[i64]) -> Vec<[u64; 3]> {
+    passes_of(GRID, [2, 2, 4], &[0.0, 0.0], (2, sizes))
 }
 
-/// Returns the same for `drop_path.len()` blocks on `grid` with windows of `window`.
+/// Returns the same for `drop_path.len()` blocks on `grid` with windows of `window`. Ranks have parts of `sizes` along `dim`.
 fn passes_of(
     grid: [i64; 3],
     window: [i64; 3],
-    drop_path: &'static [f64],
-    sizes: &'static [i64],
+    drop_path: &[f64],
+    (dim, sizes): (usize, &[i64]),
+) -> Vec<[u64; 3]> {
+    let (width, heads, shift, recomputes) = (WIDTH, 2, SHIFT, false);
+    let options = StageOptions { grid, width, heads, window, shift, drop_path, recomputes };
+    passes_of_stage(
+        &[1, grid[0], grid[1], grid[2], WIDTH],
+        (dim, sizes),
+        |params| EarthStage::new(&Checker("test"), "blocks", options, params).unwrap(),
+        |stage, x| stage.forward(x, Mode::Eval).unwrap(),
+    )
+}
+
+/// Returns the same for the stage that `make` makes, on an array of `shape`.
+pub(crate) fn passes_of_stage<S>(
+    shape: &[i64],
+    (dim, sizes): (usize, &[i64]),
+    make: impl Fn(&mut MeshParams<'_>) -> S + Sync,
+    forward: impl Fn(&S, &ShardTensor) -> ShardTensor + Sync,
 ) -> Vec<[u64; 3]> {
     threads::run(sizes.len(), Duration::from_secs(60), move |group| {
         let mesh = DeviceMesh::new(&group, &[sizes.len() as i64], &["domain"]).unwrap();
         let mut store = ParamStore::new(Generator::new(1)).with_options(Kind::Double, Device::Cpu);
-        let (width, heads, shift, recomputes) = (WIDTH, 2, SHIFT, false);
-        let options = StageOptions { grid, width, heads, window, shift, drop_path, recomputes };
-        let params = &mut MeshParams::new(&mut store, &mesh);
-        let stage = EarthStage::new(&Checker("test"), "blocks", options, params).unwrap();
-        let shape = [1, grid[0], grid[1], grid[2], WIDTH];
-        let rows = Sizes::Explicit([(2, sizes.to_vec())].into());
-        let layout = Layout::new(&mesh, &[Placement::Shard(2)], &shape, &rows).unwrap();
-        let x = ShardTensor::distribute_as(&numbers(&shape), &layout).unwrap();
+        let stage = make(&mut MeshParams::new(&mut store, &mesh));
+        let parts = Sizes::Explicit([(dim, sizes.to_vec())].into());
+        let layout = Layout::new(&mesh, &[Placement::Shard(dim)], shape, &parts).unwrap();
+        let x = ShardTensor::distribute_as(&numbers(shape), &layout).unwrap();
         let _guard = forbid_hidden_communication();
         let trace = CommTrace::start(&mesh.group("domain").unwrap());
-        let loss = stage.forward(&x, Mode::Eval).unwrap().sum().unwrap();
+        let loss = forward(&stage, &x).sum().unwrap();
         trace.stop();
         let forward = trace.received();
         let trace = CommTrace::start(&mesh.group("domain").unwrap());
@@ -145,8 +159,28 @@ fn passes_of(
             let bytes = 8 * parameter.tensor.numel() as u64;
             bytes * if bytes > 16 << 10 { 2 } else { sizes.len() as u64 - 1 }
         });
-        [forward, trace.received(), sums.sum()]
+        // Backward starts with the sum of the loss.
+        let loss = 8 * (sizes.len() as u64 - 1);
+        [forward, trace.received(), loss + sums.sum::<u64>()]
     })
+}
+
+/// Asserts that each rank receives the rows or columns of one block's shift, there and back, of `line` bytes each, and in backward what
+/// the sums need: as many on a grid with any number of them.
+pub(crate) fn assert_receives_the_shift(passed: &[[u64; 3]], shift: i64, line: i64) {
+    let moved = (2 * shift * line) as u64;
+    for (rank, &[forward, backward, sums]) in passed.iter().enumerate() {
+        assert_eq!(forward, moved, "rank {rank}");
+        assert!(backward <= moved + sums, "rank {rank}: {backward}, sums {sums}");
+    }
+}
+
+/// The columns of a shift go round the date line: the last rank receives those of the first one.
+#[rstest]
+fn a_shift_of_columns_receives_them_alone(#[values(32, 64)] columns: i64, #[values(8, 16)] rows: i64) {
+    let [levels, ..] = GRID;
+    let passed = passes_of([levels, rows, columns], [2, 2, 8], &[0.0; 2], (3, &[columns / 4; 4]));
+    assert_receives_the_shift(&passed, SHIFT[2], levels * rows * WIDTH * 8);
 }
 
 #[test]
@@ -169,10 +203,7 @@ fn a_shifted_block_receives_the_rows_of_its_shift() {
 /// tokens of all windows.
 #[test]
 fn backward_receives_the_shift_and_the_sums_of_gradients() {
-    let row = (GRID[0] * GRID[2] * WIDTH * 8) as u64;
-    for [_, backward, sums] in passes(&[8, 8, 8, 8]) {
-        assert!(backward <= 2 * SHIFT[1] as u64 * row + sums, "{backward}, sums {sums}");
-    }
+    assert_receives_the_shift(&passes(&[8, 8, 8, 8]), SHIFT[1], GRID[0] * GRID[2] * WIDTH * 8);
 }
 
 /// All ranks need all points of a window as high as the grid, at the start of the stage; backward gathers the gradient of the result.
@@ -182,7 +213,7 @@ fn a_window_of_all_rows_is_gathered_once(
     #[values(&[2, 1, 1], &[4, 0, 0])] sizes: &'static [i64],
 ) {
     let row = (2 * 12 * WIDTH * 8) as u64;
-    for (rank, passed) in passes_of([2, 4, 12], [2, 6, 12], drop_path, sizes).into_iter().enumerate() {
+    for (rank, passed) in passes_of([2, 4, 12], [2, 6, 12], drop_path, (2, sizes)).into_iter().enumerate() {
         let [forward, backward, sums] = passed;
         let others = (4 - sizes[rank]) as u64 * row;
         assert_eq!(forward, others, "rank {rank}");

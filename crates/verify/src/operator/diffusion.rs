@@ -53,8 +53,8 @@ impl Operator for Loss {
         supplier.ran(&[loss])
     }
 
-    /// Bounds the bytes by the denoiser's budget, which includes one redistribution of its inputs, two more of samples, noise and noise
-    /// levels (their sum, and the differences), and the all-reduce of the loss.
+    /// Bounds the bytes by the denoiser's budget, which includes one alignment of its inputs, two more of samples, noise and noise levels
+    /// (their sum, and the differences), and the all-reduce of the loss.
     fn budget(&self, case: &Case, layout: &Layout, _rank: &Rank) -> Result<u64> {
         let (config, _) = denoiser(&case.header)?;
         let config = ModelConfig::new(config);
@@ -62,9 +62,7 @@ impl Operator for Loss {
         if denoiser.both == 0 {
             return Ok(0);
         }
-        let inputs = case.header.inputs.iter().map(|name| Ok(bytes(case.tensor(name)?)));
-        let inputs: u64 = inputs.sum::<Result<u64>>()?;
-        Ok(denoiser.both + 2 * inputs + summed(size_of::<f64>() as u64, layout.mesh.ranks() as u64))
+        Ok(denoiser.both + 2 * denoiser.inputs + summed(size_of::<f64>() as u64, layout.mesh.ranks() as u64))
     }
 }
 

@@ -119,7 +119,7 @@ impl Dataset for Darcy {
     /// In PDEBench's layout if that can hold the prediction: both fields on a square, for one source. Otherwise plain HDF5.
     fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
         let content = self.content(meta)?;
-        if DarcyFormat::misfit(&content).is_none() && !meta.left_out.iter().any(|name| name == BETA) {
+        if DarcyFormat::misfit(&content).is_none() {
             return DarcyFormat::create(path, &content);
         }
         Ok(Box::new(PlainWriter::create(path, &content, Dialect::Plain)?))
@@ -132,7 +132,7 @@ struct DarcyFormat;
 register_writer!(DarcyFormat);
 
 impl DarcyFormat {
-    /// Why the layout cannot hold the content.
+    /// Returns the reason that the layout cannot hold the content, if any.
     fn misfit(content: &Content) -> Option<String> {
         let both = [COEFFICIENT, SOLUTION];
         let mut names: Vec<&str> = content.variables.iter().map(|own| own.name.as_str()).collect();
@@ -142,15 +142,25 @@ impl DarcyFormat {
         }
         let is_field = |own: &&DataVariable| !own.has_channel_axis() && !own.is_static && !own.uniform;
         if let Some(own) = content.variables.iter().find(|own| !is_field(own)) {
-            return Some(format!("`{}` is no scalar field of each sample", own.name));
+            return Some(format!("`{}` is not a scalar field that varies by sample", own.name));
         }
         let extents: Vec<usize> = content.dims.iter().map(|dim| dim.coordinates.len()).collect();
         match &extents[..] {
-            _ if !content.meta.times.is_empty() => Some("there are frames with times".to_owned()),
-            [rows, cols] if rows == cols => None,
-            _ => Some(format!("there are {extents:?} points")),
+            _ if !(content.meta.times.is_empty() && content.meta.sample_times.is_empty()) => {
+                Some("the samples have times".to_owned())
+            }
+            [rows, cols] if rows == cols && source(content).is_some() => None,
+            [rows, cols] if rows == cols => {
+                Some(format!("the data set has no source `{BETA}`, or not one for all samples"))
+            }
+            _ => Some(format!("the grid has {extents:?} points")),
         }
     }
+}
+
+/// The constant source β.
+fn source(content: &Content) -> Option<f64> {
+    content.parameters.iter().find(|(name, _)| name == BETA).map(|(_, beta)| *beta)
 }
 
 impl WriterFormat for DarcyFormat {
@@ -166,15 +176,10 @@ impl WriterFormat for DarcyFormat {
                  a square; write hdf5, netcdf or zarr, or choose other variables (--variables)"
             )));
         }
-        let known = content.parameters.iter().find(|(name, _)| name == BETA);
-        let beta = known.map_or(1.0, |(_, beta)| *beta);
-        if known.is_none() {
-            tracing::warn!(
-                "the data set has no source `{BETA}`; {beta} is stored, as in most of PDEBench's files"
-            );
-        }
         let [x, y] = [0, 1].map(|dim| &content.dims[dim].coordinates);
-        let writer = DarcyWriter::create(path, content.meta.samples, x.len(), beta)?.on_points(x, y)?;
+        let writer =
+            DarcyWriter::create(path, content.meta.samples, x.len(), source(content).unwrap_or(1.0))?
+                .on_points(x, y)?;
         content.meta.attributes.iter().try_for_each(|(name, text)| writer.attribute(name, text))?;
         Ok(Box::new(Writer { writer, pending: [None, None], sample: 0 }))
     }

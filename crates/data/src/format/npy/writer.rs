@@ -4,11 +4,12 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use tch::Tensor;
 
 use super::header::MAGIC;
-use crate::content::{Content, StoredAxes, Written, lines};
+use crate::content::{Content, StoredAxes, Written, coordinate_arrays};
 use crate::dataset::DatasetWriter;
 use crate::runs::RawArray;
 use crate::unfinished::{Unfinished, check_absent};
@@ -33,7 +34,7 @@ impl WriterFormat for NpyWriter {
         check_absent(path)?;
         let folder = Unfinished::new(path)?;
         let mut taken = Vec::new();
-        for (name, values) in lines(content) {
+        for (name, values) in coordinate_arrays(content) {
             let line = create(folder.path(), &name, "<f8", vec![values.len()])?;
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             line.file.write_all_at(&bytes, line.start).map_err(|error| Error::io(path, "write it", error))?;
@@ -73,7 +74,7 @@ fn create(folder: &Path, name: &str, dtype: &str, shape: Vec<usize>) -> Result<R
     bytes.extend(header.as_bytes());
     let file = File::options().write(true).create_new(true).open(&path).map_err(failed)?;
     file.write_all_at(&bytes, 0).map_err(failed)?;
-    Ok(RawArray { file, start: bytes.len() as u64, shape })
+    Ok(RawArray { file: Arc::new(file), start: bytes.len() as u64, shape })
 }
 
 impl DatasetWriter for NpyWriter {

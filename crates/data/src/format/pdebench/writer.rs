@@ -18,10 +18,10 @@ use crate::writers::WriterFormat;
 use crate::{Error, Result, register_writer};
 
 /// Writes the layout that holds the variables: a dataset for each scalar of compressible flow, or `tensor` for any one scalar; `velocity`
-/// and `particles` of incompressible flow in 2-D; a group for each sample for any other variable with channels. The file takes its name
-/// once it is complete.
+/// and `particles` of incompressible flow in 2-D; a group for each sample for any other variable with channels. The file is renamed
+/// into place once it is complete.
 struct PdeBenchWriter {
-    aside: AtomicFile,
+    file: AtomicFile,
     variables: Written<Place>,
 }
 
@@ -35,7 +35,7 @@ enum Place {
     Groups(Vec<Dataset>),
 }
 
-/// Layouts of the files, in the words of [`super::arrays`].
+/// Layout of a file: see [`super::arrays`].
 enum Layout {
     Fields,
     Flow,
@@ -51,9 +51,9 @@ impl WriterFormat for PdeBenchWriter {
     fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>> {
         content.storage.none(Self::NAME)?;
         let layout = layout(content)?;
-        let aside = AtomicFile::create(path)?;
+        let file = AtomicFile::create(path)?;
         let failed = |error| Error::hdf5(path, "write its layout", error);
-        let root = aside.file().group("/").map_err(failed)?;
+        let root = file.file().group("/").map_err(failed)?;
         let mut variables = Written::new(path, content);
         for variable in &content.variables {
             let place = match layout {
@@ -66,8 +66,11 @@ impl WriterFormat for PdeBenchWriter {
             variables.add(content, variable, place.map_err(failed)?);
         }
         coordinates(&root, content, &layout).map_err(failed)?;
-        content.meta.attributes.iter().try_for_each(|(name, text)| write_attribute(&aside, name, text))?;
-        Ok(Box::new(Self { aside, variables }))
+        for (name, number) in &content.parameters {
+            crate::hdf5::number(&root, name, *number).map_err(failed)?;
+        }
+        content.meta.attributes.iter().try_for_each(|(name, text)| write_attribute(&file, name, text))?;
+        Ok(Box::new(Self { file, variables }))
     }
 }
 
@@ -92,14 +95,21 @@ fn layout(content: &Content) -> Result<Layout> {
     let all = |fits: &dyn Fn(&DataVariable) -> bool| content.variables.iter().all(fits);
     let named = |names: &[&str], own: &DataVariable| names.contains(&own.name.as_str());
     match &content.variables[..] {
-        _ if content.dims.len() == 2 && all(&|own| named(&FLOW, own)) => Ok(Layout::Flow),
+        // The reader knows the layout by `velocity`.
+        variables
+            if content.dims.len() == 2
+                && all(&|own| named(&FLOW, own))
+                && variables.iter().any(|own| own.name == FLOW[0]) =>
+        {
+            Ok(Layout::Flow)
+        }
         _ if all(&|own| named(&FIELDS, own) && !own.has_channel_axis()) => Ok(Layout::Fields),
         [own] if !own.has_channel_axis() => Ok(Layout::Fields),
         [_] => Ok(Layout::Groups),
         variables => {
             let names: Vec<&str> = variables.iter().map(|own| own.name.as_str()).collect();
             refused(format!(
-                "the variables {} are neither one alone, nor scalars of the names {}, nor {} of two dims",
+                "the variables {} are together, expected a single variable, scalars of the names {}, or {} on a grid of two dims",
                 names.join(", "),
                 FIELDS.join(", "),
                 FLOW.join(" and ")
@@ -111,11 +121,11 @@ fn layout(content: &Content) -> Result<Layout> {
 /// Variables of incompressible flow.
 const FLOW: [&str; 2] = ["velocity", "particles"];
 
-/// Creates the dataset of a scalar; one alone that has no name of PDEBench is its `tensor`.
+/// Creates the dataset of a scalar, called `tensor` unless it has one of PDEBench's names.
 fn scalar(root: &Group, content: &Content, variable: &DataVariable) -> hdf5_metno::Result<Place> {
     let name = FIELDS.into_iter().find(|name| *name == variable.name).unwrap_or("tensor");
     if name != variable.name {
-        tracing::warn!("`{}` is stored as `{name}`: PDEBench's layout has that name", variable.name);
+        tracing::warn!("storing `{}` as `{name}`, the name that PDEBench's layout requires", variable.name);
     }
     dataset(root, name, &StoredAxes::new(content, variable).shape()).map(Place::Scalar)
 }
@@ -123,7 +133,7 @@ fn scalar(root: &Group, content: &Content, variable: &DataVariable) -> hdf5_metn
 /// Creates a group for each sample.
 fn groups(root: &Group, content: &Content, variable: &DataVariable) -> hdf5_metno::Result<Place> {
     if variable.name != DATA {
-        tracing::warn!("`{}` is stored as `{DATA}`: PDEBench's layout has that name", variable.name);
+        tracing::warn!("storing `{}` as `{DATA}`, the name that PDEBench's layout requires", variable.name);
     }
     let shape = channels_last(content, variable);
     let one = |sample: usize| dataset(&root.create_group(&format!("{sample:04}"))?, DATA, &shape[1..]);
@@ -159,12 +169,15 @@ fn coordinates(root: &Group, content: &Content, layout: &Layout) -> hdf5_metno::
             for (name, dim) in dims() {
                 line(root, &format!("{name}-coordinate"), &dim.coordinates)?;
             }
-            // The layout has one time more than frames.
+            // PDEBench stores one more time than frames.
             let step = times.windows(2).last().map_or(1.0, |pair| pair[1] - pair[0]);
             let after = times.last().map(|last| last + step);
             line(root, "t-coordinate", &times.iter().copied().chain(after).collect::<Vec<f64>>())
         }
         Layout::Flow => {
+            tracing::warn!(
+                "coordinates of points are not stored: PDEBench's layout of incompressible flow has none"
+            );
             let all = times.repeat(content.meta.samples);
             let view = ArrayView::from_shape((content.meta.samples, times.len()), &all)?;
             root.new_dataset_builder().obj_track_times(false).with_data(view).create("t").map(drop)
@@ -222,7 +235,7 @@ impl DatasetWriter for PdeBenchWriter {
         points: &[Range<usize>],
         values: &Tensor,
     ) -> Result<()> {
-        let path = self.aside.target();
+        let path = self.file.target();
         self.variables.write(variable, (sample, first), points, values, |place, window, stored| {
             let failed = |error| Error::hdf5(path, format!("write `{variable}`"), error);
             place.write(window, stored).map_err(failed)
@@ -230,9 +243,9 @@ impl DatasetWriter for PdeBenchWriter {
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
-        let Self { aside, variables } = *self;
+        let Self { file, variables } = *self;
         // Datasets are closed before their file.
         drop(variables.finish()?);
-        aside.finish()
+        file.finish()
     }
 }

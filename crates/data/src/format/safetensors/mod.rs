@@ -36,12 +36,15 @@ impl Format for SafeTensors {
 
 /// Entry of the header with texts by name.
 const METADATA: &str = "__metadata__";
-/// Texts of a tensor in the metadata, `NAME.axes` and so on: names of its axes, between blanks; whether it has the coordinates of a
-/// periodic dim or of channels; the calendar of times; and names of its channels, between blanks.
+/// Key of the names of a tensor's axes, between blanks.
 const AXES: &str = "axes";
+/// Key of the coordinates of a periodic dim.
 const PERIODIC: &str = "periodic";
+/// Key of the coordinates of channels, such as levels.
 const CHANNELS: &str = "channels";
+/// Key of the calendar of times.
 const CALENDAR: &str = "calendar";
+/// Key of the names of a tensor's channels, between blanks.
 const COMPONENTS: &str = "components";
 
 /// Bytes of the longest header that is read, the format's own limit.
@@ -89,7 +92,7 @@ impl SafeTensors {
         file.read_exact_at(&mut header, 8).map_err(failed)?;
         let mut entries: BTreeMap<String, Value> =
             serde_json::from_slice(&header).map_err(|error| misfit(format!("no JSON: {error}")))?;
-        // Metadata of another kind are none of ours.
+        // Metadata that Isobar did not write are ignored.
         let metadata = entries.remove(METADATA).and_then(|texts| serde_json::from_value(texts).ok());
         let metadata = metadata.unwrap_or_default();
         let mut tensors = BTreeMap::new();

@@ -4,21 +4,22 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use isobar_files::NewFile;
 use serde_json::{Map, Value, json};
 use tch::Tensor;
 
 use super::{AXES, CALENDAR, CHANNELS, COMPONENTS, METADATA, PERIODIC};
-use crate::content::{CHANNEL, Content, SAMPLE, StoredAxes, TIME, UNITS, Written, lines};
+use crate::content::{CHANNEL, Content, SAMPLE, StoredAxes, TIME, UNITS, Written, coordinate_arrays};
 use crate::dataset::DatasetWriter;
 use crate::runs::RawArray;
 use crate::writers::WriterFormat;
 use crate::{Error, Result, register_writer};
 
-/// A file with the tensor `VARIABLE`, `[sample, time, channel, x, …]` in float32, without time for samples that have none and without
-/// channel for scalars, and a tensor in float64 for the coordinates of each dim, of times and of levels. The header's metadata have
-/// `NAME.axes`, `NAME.units` and others, which the reader knows. It takes its name once it is complete.
+/// A file with a float32 tensor for each variable, `[sample, time, channel, x, …]`. Samples without times have no time axis, scalars no
+/// channel axis. Coordinates of dims, times and levels are float64 tensors. The header's metadata have `NAME.axes`, `NAME.units` and
+/// others, which the reader knows. It takes its name once it is complete.
 struct SafeTensorsWriter {
     new: NewFile,
     tensors: Written<RawArray>,
@@ -34,11 +35,17 @@ impl WriterFormat for SafeTensorsWriter {
 
     fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>> {
         content.storage.none(Self::NAME)?;
-        let lines = lines(content);
+        if let Some(dim) = content.dims.iter().find(|dim| dim.name.contains(char::is_whitespace)) {
+            return Err(Error::Invalid(format!(
+                "the name {:?} of a dim has blanks, which the metadata of a safetensors file cannot hold; write hdf5, netcdf or zarr",
+                dim.name
+            )));
+        }
+        let lines = coordinate_arrays(content);
         let (header, starts) = header(content, &lines)?;
         let failed = |error| Error::io(path, "write it", error);
         let mut new = NewFile::create(path).map_err(failed)?;
-        let file = new.file();
+        let file = Arc::new(new.file().try_clone().map_err(failed)?);
         file.write_all_at(&header, 0).map_err(failed)?;
         let place = |at: usize| header.len() as u64 + starts[at];
         for (at, (_, values)) in lines.iter().enumerate() {
@@ -50,15 +57,15 @@ impl WriterFormat for SafeTensorsWriter {
         let mut tensors = Written::new(path, content);
         for (at, variable) in content.variables.iter().enumerate() {
             let shape = StoredAxes::new(content, variable).shape();
-            let file = file.try_clone().map_err(failed)?;
-            tensors.add(content, variable, RawArray { file, start: place(lines.len() + at), shape });
+            let start = place(lines.len() + at);
+            tensors.add(content, variable, RawArray { file: Arc::clone(&file), start, shape });
         }
         Ok(Box::new(Self { new, tensors }))
     }
 }
 
-/// Returns the header with its length, and the first byte of each tensor behind it; the last number is that of all bytes. Coordinates
-/// come first, then the variables.
+/// Returns the encoded header, and the byte offset of each tensor after it, followed by their total size. Coordinates come first, then
+/// the variables.
 fn header(content: &Content, lines: &[(String, Vec<f64>)]) -> Result<(Vec<u8>, Vec<u64>)> {
     let mut entries = Map::new();
     let mut starts = vec![0];
@@ -69,16 +76,16 @@ fn header(content: &Content, lines: &[(String, Vec<f64>)]) -> Result<(Vec<u8>, V
         starts.push(end);
         let entry = json!({ "dtype": dtype, "shape": shape, "data_offsets": [first, end] });
         let is_free = name != METADATA && entries.insert(name.to_owned(), entry).is_none();
-        is_free.then_some(()).ok_or_else(|| {
-            Error::Invalid(format!(
-                "{name:?} cannot be the name of a variable in a safetensors file: coordinates or the header's metadata have it"
-            ))
-        })
+        is_free.then_some(()).ok_or_else(|| taken(name))
     };
     for (name, values) in lines {
         add(name, "F64", size_of::<f64>(), &[values.len()])?;
     }
     for variable in &content.variables {
+        // The reader takes these for coordinates.
+        if [SAMPLE, TIME].contains(&variable.name.as_str()) {
+            return Err(taken(&variable.name));
+        }
         add(&variable.name, "F32", size_of::<f32>(), &StoredAxes::new(content, variable).shape())?;
     }
     let _ = entries.insert(METADATA.to_owned(), json!(metadata(content, lines)));
@@ -88,6 +95,12 @@ fn header(content: &Content, lines: &[(String, Vec<f64>)]) -> Result<(Vec<u8>, V
     let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
     bytes.extend(text.as_bytes());
     Ok((bytes, starts))
+}
+
+fn taken(name: &str) -> Error {
+    Error::Invalid(format!(
+        "the variable {name:?} has the name of coordinates or of the header's metadata; rename it, or choose other variables (--variables)"
+    ))
 }
 
 /// Returns the attributes of the data set, and of each tensor the names of its axes, its unit and the rest that files of other formats

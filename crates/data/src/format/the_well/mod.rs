@@ -254,6 +254,7 @@ impl WriterFormat for WellWriter {
             coordinate_units: dim_units.chain(time_unit).collect(),
             calendar: content.time_unit.as_ref().and_then(|unit| unit.calendar.clone()),
             constants: constants.map(|variable| variable.name.clone()).collect(),
+            parameters: content.parameters.clone(),
             ..WellMeta::default()
         };
         let writer = Self::create(path, &meta)?;
