@@ -13,7 +13,7 @@ use crate::layout::{Layout, Placement, is_sharded};
 pub(super) struct Budget {
     /// Bytes of a forward pass: twice what the model declares, as boundaries of strided and padded shards are rounded.
     pub(super) forward: u64,
-    /// Bytes of both passes.
+    /// Bytes of both passes: half as many again, for the same reason.
     pub(super) both: u64,
     /// Those of `both` that align the inputs and sum their gradients.
     pub(super) inputs: u64,
@@ -41,11 +41,13 @@ pub(super) fn budget(config: &ModelConfig, case: &Case, layout: &Layout) -> Resu
     let element = case.header.inputs.iter().filter_map(|name| case.get(name));
     let element = element.map(|input| input.kind().elt_size_in_bytes()).max().unwrap_or(0) as f64;
     let passes = if has_gradients { 1.0 + Traffic::BACKWARD } else { 1.0 };
-    let both_passes = |elements: f64| (passes * elements * element).ceil() as u64;
+    let both_passes = |elements: f64| passes * elements * element;
     Ok(Some(Budget {
         forward: (2.0 * traffic.forward * element).ceil() as u64 + gathered,
-        both: both_passes(traffic.forward) + gathered + traffic.parameter_uses * summed_up,
-        inputs: both_passes(inputs.moved) + inputs.sums,
+        both: (1.5 * both_passes(traffic.forward)).ceil() as u64
+            + gathered
+            + traffic.parameter_uses * summed_up,
+        inputs: both_passes(inputs.moved).ceil() as u64 + inputs.sums,
     }))
 }
 
