@@ -13,7 +13,7 @@ pub struct Split {
     ranks: i64,
     sides: Vec<Side>,
     samples: i64,
-    /// Elements that a rank receives for the inputs to be split alike.
+    /// Elements that a rank receives to redistribute the inputs to one layout.
     moved: f64,
 }
 
@@ -38,7 +38,7 @@ impl Side {
 
 impl Split {
     /// Declares a batch over `ranks` ranks, with the samples and then each spatial dim as its extent, its largest shard and the number
-    /// of shards. `moved` is the number of elements that a rank receives for the inputs to be split alike: 0 for those that are.
+    /// of shards. `moved` is the number of elements that a rank receives to redistribute the inputs to one layout: 0 if they share it.
     ///
     /// ```
     /// use isobar_models::{Architecture, Split, UNetConfig};
@@ -54,7 +54,7 @@ impl Split {
         Self { ranks, sides: dims.iter().map(side).collect(), samples, moved: moved as f64 }
     }
 
-    /// Sets the largest number of samples of which a rank has a part, where some inputs are split along them and others are not.
+    /// Sets the largest number of samples on a rank, for inputs of which only some are sharded along the batch.
     #[must_use]
     pub fn with_samples(self, samples: i64) -> Self {
         Self { samples, ..self }
@@ -68,7 +68,7 @@ impl Split {
         Grid { ranks: self.ranks, samples: shares, dims: dims.to_vec(), faces, regrouped }
     }
 
-    /// Samples of which a rank has a part.
+    /// Largest number of samples on a rank; 0 on one rank.
     pub(crate) fn samples(&self) -> f64 {
         match self.ranks {
             1 => 0.0,
@@ -92,7 +92,7 @@ impl Split {
         }
     }
 
-    /// The traffic of a model that communicates nothing once its inputs are split alike.
+    /// The traffic of a model that communicates nothing once its inputs share a layout.
     pub(crate) fn aligned(&self) -> Traffic {
         Traffic { forward: self.moved, parameter_uses: 1 }
     }
@@ -258,7 +258,7 @@ pub(crate) fn attention(tokens: &Grid, width: i64, kernel: Option<i64>) -> f64 {
 }
 
 /// Elements of the three factors by which a denoiser scales each sample: for each, as many as `sigma_data` has numbers. They are
-/// brought to where the samples are.
+/// redistributed to the layout of the samples.
 pub(crate) fn preconditioning(sigma_data: &SigmaData, split: &Split) -> f64 {
     let numbers = match sigma_data {
         SigmaData::All(_) => 1,

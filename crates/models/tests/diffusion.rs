@@ -409,7 +409,7 @@ fn sample<A: Array>(sampler: &EdmSampler, like: &A, denoise: impl Fn(&A, f64) ->
     (sample, draws)
 }
 
-/// The same with a small network.
+/// Samples of a small network.
 fn sample_of_network<A: Array>(
     sampler: &EdmSampler,
     denoiser: &EdmPreconditioner<A>,

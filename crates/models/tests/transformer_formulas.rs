@@ -214,7 +214,7 @@ fn windows(attention_backend: AttentionBackend) -> DitConfig {
     DitConfig { attention_backend, ..dit() }
 }
 
-/// Which tokens see each other, `[query, key]`.
+/// Returns the mask of attention, `[query, key]`.
 fn pairs(see: impl Fn(i64, i64) -> bool) -> Tensor {
     let count = GRID[0] * GRID[1];
     let all: Vec<bool> = (0..count * count).map(|pair| see(pair / count, pair % count)).collect();

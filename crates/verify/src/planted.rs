@@ -205,7 +205,7 @@ fn a_gather_in_a_model_exceeds_its_budget(#[case] case: &str, #[case] op: &'stat
     assert_found(&golden(case), op);
 }
 
-/// Models without a golden case, or whose one has no weights.
+/// Models without a golden case, or with one that has no weights.
 #[rstest]
 #[case::conv_net("conv_net", json!({ "in_channels": 2, "out_channels": 1, "hidden_channels": 4, "depth": 2 }), &[FIELDS], "conv2d")]
 #[case::dhariwal_unet(
@@ -254,7 +254,7 @@ fn a_search_for_neighbours_keeps_to_its_budget(#[values("4", "2x2")] mesh: &'sta
     assert_kept(mesh, &case);
 }
 
-/// Cases beside the tests of the models, some with sharded parameters.
+/// Golden cases on uneven shards, some with sharded parameters.
 #[rstest]
 fn models_keep_to_their_budgets_with_uneven_shards(
     #[values(

@@ -4,7 +4,7 @@ use super::{AttentionBackend, DitConfig};
 use crate::traffic::{Grid, Split, Traffic, attention};
 
 /// Each block attends to all tokens or to a window of them; see [`attention`]. The modulation of a block is 6 vectors a sample,
-/// brought to where the samples are; convolutions of the head receive halos.
+/// redistributed to the layout of the samples; convolutions of the head receive halos.
 pub(super) fn of(config: &DitConfig, split: &Split) -> Option<Traffic> {
     let fields = config.input_size.list(2);
     let grid = split.grid(fields.len());
@@ -25,7 +25,7 @@ pub(super) fn of(config: &DitConfig, split: &Split) -> Option<Traffic> {
     Some(split.aligned().and(depth * (block + modulation) + head + ends + masks))
 }
 
-/// Points of the mask of invalid points in patches that cross shards, and the mask of tokens, moved to where they are.
+/// Points of the mask of invalid points in patches that cross shards, and the mask of tokens, redistributed to their layout.
 fn mask(grid: &Grid, tokens: &Grid, patch: &[usize]) -> f64 {
     patches(grid, patch) + tokens.moved()
 }

@@ -26,7 +26,7 @@ pub(super) fn of(config: &HealpixUNetConfig, split: &Split) -> Option<Traffic> {
         }
     }
     elements += fields.regrouped() * (plan.inputs() + 2 * plan.last.outputs) as f64;
-    // Fields of other models have their faces in another dim, and come to the other inputs first.
+    // Coupled fields have their faces in another dim, and are resharded first.
     elements += fields.regrouped() * plan.coupled as f64;
     Some(split.aligned().and(plan.steps as f64 * elements).uses(plan.steps as u64))
 }

@@ -4,7 +4,8 @@ use super::ModAfnoConfig;
 use crate::afno::traffic::tokens;
 use crate::traffic::{Split, Traffic};
 
-/// Tokens move as in AFNO. The modulation is of each sample: its layers' scales and shifts are brought to where the samples are.
+/// Tokens move as in AFNO. The modulation is of each sample: its layers' scales and shifts are
+/// redistributed to the layout of the samples.
 pub(super) fn of(config: &ModAfnoConfig, split: &Split) -> Option<Traffic> {
     let width = config.embed_dim as i64;
     let groups = config.num_blocks.max(1) as i64;

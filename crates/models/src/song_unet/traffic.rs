@@ -7,7 +7,7 @@ use crate::traffic::{Grid, Split, Traffic};
 /// Each block has two convolutions of 3 × 3 and two group norms, the first block of a level also the resampling filter on both
 /// paths. A level that attends receives keys and values of all its points, or each rank's share of queries, keys, values and results,
 /// and moves the result back to its own points. The embedding of each sample, as a shift or also a scale of the channels of each block,
-/// is brought to where the samples are.
+/// is redistributed to the layout of the samples.
 pub(crate) fn of(config: &SongUNetConfig, style: Style, split: &Split) -> Option<Traffic> {
     let plan = Plan::new(config, style).ok()?;
     let fields = split.grid(2);

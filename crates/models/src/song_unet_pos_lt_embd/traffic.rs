@@ -4,8 +4,8 @@ use super::SongUNetPosLtEmbdConfig;
 use crate::model::Architecture;
 use crate::traffic::{Split, Traffic};
 
-/// Trained fields come to the shards of the fields, if they lie otherwise: all lead times of them, before the samples' are picked.
-/// In backward the gradients of the samples' copies of trained positions are gathered.
+/// Trained fields of all lead times are redistributed to the layout of the fields where it differs, before those of the samples are
+/// picked. Backward gathers the gradient of each sample's copy of trained positions.
 pub(super) fn of(config: &SongUNetPosLtEmbdConfig, split: &Split) -> Option<Traffic> {
     let lead = &config.lead_times;
     let channels = config.positions.trained() + (lead.lead_time_steps + 1) * lead.lead_time_channels;

@@ -5,7 +5,7 @@ use crate::point_attention::traffic::{Points, layers};
 use crate::traffic::{Split, Traffic};
 
 /// A layer sums the features of its slices over the points, and on a grid convolves them; see [`layers`]. The features of each sample's
-/// time are brought to where the samples are.
+/// time are redistributed to the layout of the samples.
 pub(super) fn of(config: &TransolverConfig, split: &Split) -> Option<Traffic> {
     let points = Points {
         width: config.n_hidden as i64,

@@ -116,7 +116,7 @@ fn passes(sizes: &[i64]) -> Vec<[u64; 3]> {
     passes_of(GRID, [2, 2, 4], &[0.0, 0.0], (2, sizes))
 }
 
-/// Returns the same for `drop_path.len()` blocks on `grid` with windows of `window`. Ranks have parts of `sizes` along `dim`.
+/// Returns these bytes for `drop_path.len()` blocks on `grid` with windows of `window`, on shards of `sizes` along `dim`.
 fn passes_of(
     grid: [i64; 3],
     window: [i64; 3],
@@ -165,8 +165,8 @@ pub(crate) fn passes_of_stage<S>(
     })
 }
 
-/// Asserts that each rank receives the rows or columns of one block's shift, there and back, of `line` bytes each, and in backward what
-/// the sums need: as many on a grid with any number of them.
+/// Asserts that forward receives exactly the rows or columns of one block's shift, there and back, of `line` bytes each, and backward
+/// at most as many and the sums. The extent of the grid along the shift does not count.
 pub(crate) fn assert_receives_the_shift(passed: &[[u64; 3]], shift: i64, line: i64) {
     let moved = (2 * shift * line) as u64;
     for (rank, &[forward, backward, sums]) in passed.iter().enumerate() {
@@ -177,7 +177,7 @@ pub(crate) fn assert_receives_the_shift(passed: &[[u64; 3]], shift: i64, line: i
 
 /// The columns of a shift go round the date line: the last rank receives those of the first one.
 #[rstest]
-fn a_shift_of_columns_receives_them_alone(#[values(32, 64)] columns: i64, #[values(8, 16)] rows: i64) {
+fn a_shift_of_columns_receives_only_these(#[values(32, 64)] columns: i64, #[values(8, 16)] rows: i64) {
     let [levels, ..] = GRID;
     let passed = passes_of([levels, rows, columns], [2, 2, 8], &[0.0; 2], (3, &[columns / 4; 4]));
     assert_receives_the_shift(&passed, SHIFT[2], levels * rows * WIDTH * 8);

@@ -25,8 +25,8 @@ struct Tolerances {
     floor: f64,
 }
 
-/// The floor is for what is zero but for rounding, such as gradients of biases before a norm, and for what is small because it began at
-/// zero: SwinRNN's biases are off by 10⁻¹³ after 20 steps.
+/// The floor is for values that are zero but for rounding, such as gradients of biases before a norm, and for those that are small since
+/// they began at zero: SwinRNN's biases are off by 10⁻¹³ after 20 steps.
 const OF_DOUBLE: Tolerances = Tolerances { outputs: 1e-11, others: 1e-10, floor: 1e-2 };
 const OF_SINGLE: Tolerances = Tolerances { outputs: 1e-4, others: 1e-4, floor: 1.0 };
 
@@ -41,12 +41,12 @@ const FEW: usize = 4;
 /// An axis of a mesh: its number of ranks, and the dim that it splits of each array. Arrays without an entry are replicated.
 pub(crate) type Axis = (i64, Vec<(&'static str, usize)>);
 
-/// Axes of so many ranks, each of which splits that dim of the fields.
+/// Axes of a mesh, from numbers of ranks and the dim of the fields that each splits.
 pub(crate) fn split(axes: &[(i64, usize)]) -> Vec<Axis> {
     split_arrays(&[Batch::<Tensor>::FIELDS], axes)
 }
 
-/// Axes of so many ranks, each of which splits that dim of these arrays.
+/// Axes of a mesh, from numbers of ranks and the dim of these arrays that each splits.
 pub(crate) fn split_arrays(names: &[&'static str], axes: &[(i64, usize)]) -> Vec<Axis> {
     let dims = |dim: usize| names.iter().map(|&name| (name, dim)).collect();
     axes.iter().map(|&(ranks, dim)| (ranks, dims(dim))).collect()

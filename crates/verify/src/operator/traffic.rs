@@ -55,7 +55,7 @@ pub(super) fn budget(config: &ModelConfig, case: &Case, layout: &Layout) -> Resu
 struct Inputs {
     /// Split of the samples and of the spatial dims, along which at least one input is split.
     split: Split,
-    /// Elements that a rank receives for the inputs to be split alike.
+    /// Elements that a rank receives to redistribute the inputs to one layout.
     moved: f64,
     /// Bytes that a rank receives for the sums of gradients of inputs that are replicated where others are split.
     sums: u64,
@@ -82,7 +82,7 @@ impl Inputs {
             if !shape.ends_with(&extents) {
                 gathered.push(name.clone());
             }
-            // Fields are split as a table of all their positions is.
+            // A sharded table of positions fixes the layout of the fields.
             if let Some(first) = shape.len().checked_sub(extents.len()) {
                 let dims = (first..shape.len()).collect();
                 fields.push(domain.add(Input { name, shape, places, dims, first: 1 }, layout));
@@ -110,7 +110,7 @@ struct Input<'a> {
     places: Vec<Placement>,
     /// Indices of its sample and spatial dims.
     dims: Vec<usize>,
-    /// Index of the first of them among those of all inputs.
+    /// Offset of `dims` among the dims of the domain.
     first: usize,
 }
 
@@ -127,9 +127,9 @@ impl Input<'_> {
 struct Domain {
     /// Extent, largest shard and number of shards of each dim, from the input that is split most along it, or is the largest of those.
     dims: Vec<(i64, i64, i64)>,
-    /// For each axis of the mesh, the dim that it splits of the first input that it splits.
+    /// Dim of the domain that each axis of the mesh shards, from the first input that it shards.
     axes: Vec<Option<usize>>,
-    /// Largest number of samples of which a rank has a part.
+    /// Largest number of samples on a rank.
     samples: i64,
 }
 
@@ -166,7 +166,7 @@ impl Domain {
             let side = (input.shape[dim], shards[dim], count);
             match self.dims.get_mut(at) {
                 None => self.dims.push(side),
-                // Of inputs that are split alike, the larger: a cloud may have more points than another.
+                // Of inputs with the same split, the larger: one cloud may have more points than another.
                 Some(known) if (count, side.0) > (known.2, known.0) => *known = side,
                 Some(_) => {}
             }
@@ -184,7 +184,7 @@ impl Domain {
         input.places.iter().zip(&self.axes).map(place).collect()
     }
 
-    /// Returns whether an axis splits other inputs, and not this one.
+    /// Returns whether an axis shards another input, and not this one.
     fn splits_more(&self, input: &Input<'_>) -> bool {
         let mut axes = input.places.iter().zip(&self.axes);
         axes.any(|(place, axis)| *place == Placement::Replicate && axis.is_some())
@@ -197,7 +197,7 @@ mod tests {
     use crate::layout::Sizes;
     use Placement::{Replicate, Shard};
 
-    /// The domain of fields that are laid out so on 4 ranks, and the fields.
+    /// Returns the domain and the inputs of fields with these placements on 4 ranks.
     fn domain(shapes: &[(&[i64], Placement)]) -> (Domain, Vec<Input<'static>>) {
         let layout = Layout { sizes: Sizes::Chunk, ..Layout::replicated(&"4".parse().unwrap()) };
         let mut domain = Domain { dims: Vec::new(), axes: vec![None], samples: 0 };

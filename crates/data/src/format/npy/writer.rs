@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tch::Tensor;
 
 use super::header::MAGIC;
-use crate::content::{Content, StoredAxes, Written, coordinate_arrays};
+use crate::content::{Content, SAMPLE, StoredAxes, TIME, Written, coordinate_arrays};
 use crate::dataset::DatasetWriter;
 use crate::runs::RawArray;
 use crate::unfinished::{Unfinished, check_absent};
@@ -43,8 +43,8 @@ impl WriterFormat for NpyWriter {
         let mut arrays = Written::new(path, content);
         for variable in &content.variables {
             let name = &variable.name;
-            if name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) || taken.contains(name)
-            {
+            let is_taken = taken.contains(name) || [SAMPLE, TIME].contains(&name.as_str());
+            if is_taken || name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
                 return Err(Error::Invalid(format!(
                     "{name:?} cannot be the name of a .npy file in this folder"
                 )));
