@@ -47,6 +47,7 @@ mod content;
 mod dataset;
 mod dtype;
 mod error;
+mod finite;
 mod format;
 mod gaps;
 pub mod generate;

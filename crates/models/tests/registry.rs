@@ -83,6 +83,10 @@ fn all_models_are_registered_once() {
         "unet",
         "vit",
     ];
+    let page = include_str!("../../../docs/models.md");
+    for name in built_in {
+        assert!(page.contains(&format!("`{name}`")), "docs/models.md lacks {name}");
+    }
     for name in built_in.into_iter().chain(["gain"]) {
         assert_eq!(names.iter().filter(|other| **other == name).count(), 1, "{name} in {names:?}");
     }

@@ -7,8 +7,8 @@ use isobar_torch::memory;
 use tch::{Device, Kind, Tensor};
 
 use super::{Content, StoredAxes};
+use crate::finite::check_values;
 use crate::grid::DataVariable;
-use crate::hdf5::layout::check_values;
 use crate::{Error, Result};
 
 /// Variables of a file that is being written, each with a storage handle of type `P`. Checks each write, and at the end that all frames

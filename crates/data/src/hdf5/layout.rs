@@ -11,6 +11,7 @@ use ndarray::IxDyn;
 
 use super::{isolation, whole};
 use crate::dtype::Values;
+use crate::finite::check_finite;
 use crate::hdf5::storage::{self, DEFLATED, LARGEST_CHUNK, misfit};
 use crate::hdf5::stored::Stored;
 use crate::{Error, Result};
@@ -285,38 +286,6 @@ pub(crate) fn read_window<T: H5Type>(
 
 pub(crate) fn hyperslab(window: &[Range<usize>]) -> Hyperslab {
     window.iter().cloned().map(SliceOrIndex::from).collect::<Vec<_>>().into()
-}
-
-/// Refuses a window's values if one is not finite, with its index in the dataset.
-pub(crate) fn check_finite(path: &Path, name: &str, window: &[Range<usize>], values: &[f32]) -> Result<()> {
-    check_values(path, name, window, values, false)
-}
-
-/// Refuses a window's values if one is infinite, or NaN where that does not mark a `missing` value, with its index in the
-/// dataset.
-pub(crate) fn check_values(
-    path: &Path,
-    name: &str,
-    window: &[Range<usize>],
-    values: &[f32],
-    missing: bool,
-) -> Result<()> {
-    let Some(at) = values.iter().position(|value| !(value.is_finite() || missing && value.is_nan())) else {
-        return Ok(());
-    };
-    let mut left = at;
-    let mut index: Vec<usize> = window
-        .iter()
-        .rev()
-        .map(|range| {
-            let place = range.start + left % range.len();
-            left /= range.len();
-            place
-        })
-        .collect();
-    index.reverse();
-    let value = f64::from(values[at]);
-    Err(Error::NotFinite { path: path.to_owned(), dataset: name.to_owned(), index, value })
 }
 
 /// A layout of HDF5 files that a format reads, registered beside the format.

@@ -15,8 +15,9 @@ use super::names::{
     SPATIAL_DIMS, SPATIAL_DIMS_COUNT, TIME, TIME_VARYING, TRAJECTORIES, UNITS, VALUES,
 };
 use crate::boxes::check_range;
+use crate::finite::check_finite;
 use crate::hdf5::atomic_file::AtomicFile;
-use crate::hdf5::layout::{check_finite, hyperslab};
+use crate::hdf5::layout::hyperslab;
 use crate::hdf5::{number, text, texts, write_attribute};
 use crate::{Error, Result};
 

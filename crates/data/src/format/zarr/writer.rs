@@ -22,7 +22,7 @@ use crate::attributes::TITLE;
 use crate::boxes::{copy, extents, indices, shared, touched};
 use crate::content::{CHANNEL, Content, SAMPLE, StoredAxes, TIME, Texts, UNITS, of_times};
 use crate::dataset::DatasetWriter;
-use crate::hdf5::layout::check_values;
+use crate::finite::check_values;
 use crate::hdf5::plain::{CHANNELS, COMPONENTS, COORDINATES, PERIODIC};
 use crate::unfinished::{Unfinished, check_absent};
 use crate::writers::WriterFormat;

@@ -1,0 +1,38 @@
+//! Checks of the values that are written to files.
+
+use std::ops::Range;
+use std::path::Path;
+
+use crate::{Error, Result};
+
+/// Refuses a window's values if one is not finite, with its index in the dataset.
+pub(crate) fn check_finite(path: &Path, name: &str, window: &[Range<usize>], values: &[f32]) -> Result<()> {
+    check_values(path, name, window, values, false)
+}
+
+/// Refuses a window's values if one is infinite, or NaN where that does not mark a `missing` value, with its index in the
+/// dataset.
+pub(crate) fn check_values(
+    path: &Path,
+    name: &str,
+    window: &[Range<usize>],
+    values: &[f32],
+    missing: bool,
+) -> Result<()> {
+    let Some(at) = values.iter().position(|value| !(value.is_finite() || missing && value.is_nan())) else {
+        return Ok(());
+    };
+    let mut left = at;
+    let mut index: Vec<usize> = window
+        .iter()
+        .rev()
+        .map(|range| {
+            let place = range.start + left % range.len();
+            left /= range.len();
+            place
+        })
+        .collect();
+    index.reverse();
+    let value = f64::from(values[at]);
+    Err(Error::NotFinite { path: path.to_owned(), dataset: name.to_owned(), index, value })
+}
