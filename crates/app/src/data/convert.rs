@@ -33,7 +33,7 @@ pub(crate) struct ConvertArgs {
     /// Format of the source; by default that of its extension, of HDF5 files that of their layout
     #[arg(long, value_name = "FORMAT")]
     from: Option<String>,
-    /// Format of the target: hdf5, netcdf, npy, the_well or zarr; by default that of its extension
+    /// Format of the target: darcy, hdf5, netcdf, npy, pdebench, safetensors, the_well or zarr; by default that of its extension
     #[arg(long, value_name = "FORMAT")]
     format: Option<String>,
     /// Variables to take; by default those that the configuration names, or all on the same spatial dims

@@ -19,23 +19,22 @@ pub(super) struct Budget {
     pub(super) inputs: u64,
 }
 
-/// Returns the budget of a case of this model; `None` for a model that declares none. A use of a sharded parameter gathers it, unless it
-/// has the extents of the fields.
+/// Returns the budget of a case of this model; `None` for a model that declares none, and for sharded parameters without the extents of
+/// the fields: they split features, which no model's bounds count.
 pub(super) fn budget(config: &ModelConfig, case: &Case, layout: &Layout) -> Result<Option<Budget>> {
     if !layout.placements.values().any(|places| is_sharded(places)) {
         return Ok(Some(Budget::default()));
     }
     let inputs = Inputs::new(case, layout, config.signature())?;
     let Some(traffic) = config.traffic(&inputs.split) else { return Ok(None) };
-    let (mut gathered, mut summed_up, mut has_gradients) = (0, inputs.sums, false);
+    if inputs.splits_features {
+        return Ok(None);
+    }
+    let (mut summed_up, mut has_gradients) = (inputs.sums, false);
     for name in &case.header.params {
-        let size = bytes(case.tensor(case.saved(name))?);
-        if inputs.gathered.contains(name) {
-            gathered += traffic.parameter_uses * size;
-        }
         if case.get(&format!("grad.{name}")).is_some() {
             has_gradients = true;
-            summed_up += summed(size, layout.mesh.ranks() as u64);
+            summed_up += summed(bytes(case.tensor(case.saved(name))?), layout.mesh.ranks() as u64);
         }
     }
     let element = case.header.inputs.iter().filter_map(|name| case.get(name));
@@ -43,10 +42,8 @@ pub(super) fn budget(config: &ModelConfig, case: &Case, layout: &Layout) -> Resu
     let passes = if has_gradients { 1.0 + Traffic::BACKWARD } else { 1.0 };
     let both_passes = |elements: f64| passes * elements * element;
     Ok(Some(Budget {
-        forward: (2.0 * traffic.forward * element).ceil() as u64 + gathered,
-        both: (1.5 * both_passes(traffic.forward)).ceil() as u64
-            + gathered
-            + traffic.parameter_uses * summed_up,
+        forward: (2.0 * traffic.forward * element).ceil() as u64,
+        both: (1.5 * both_passes(traffic.forward)).ceil() as u64 + traffic.parameter_uses * summed_up,
         inputs: both_passes(inputs.moved).ceil() as u64 + inputs.sums,
     }))
 }
@@ -59,14 +56,14 @@ struct Inputs {
     moved: f64,
     /// Bytes that a rank receives for the sums of gradients of inputs that are replicated where others are split.
     sums: u64,
-    /// Names of sharded parameters of other extents than the fields.
-    gathered: Vec<String>,
+    /// True if a sharded parameter has other extents than the fields.
+    splits_features: bool,
 }
 
 impl Inputs {
     fn new(case: &Case, layout: &Layout, signature: Signature) -> Result<Self> {
         let mut domain = Domain { dims: Vec::new(), axes: vec![None; layout.mesh.axes().len()], samples: 0 };
-        let (mut fields, mut gathered) = (Vec::new(), Vec::new());
+        let (mut fields, mut splits_features) = (Vec::new(), false);
         for name in &case.header.inputs {
             let shape = case.tensor(name)?.size();
             let dims = (signature.domain)(shape.len());
@@ -79,9 +76,8 @@ impl Inputs {
                 continue;
             }
             let extents = domain.extents();
-            if !shape.ends_with(&extents) {
-                gathered.push(name.clone());
-            }
+            // A matrix may end with the extent of a single dim by chance.
+            splits_features |= extents.len() < 2 || !shape.ends_with(&extents);
             // A sharded table of positions fixes the layout of the fields.
             if let Some(first) = shape.len().checked_sub(extents.len()) {
                 let dims = (first..shape.len()).collect();
@@ -99,7 +95,7 @@ impl Inputs {
             }
         }
         let split = Split::new(layout.mesh.ranks() as i64, &domain.dims, moved).with_samples(domain.samples);
-        Ok(Self { split, moved: moved as f64, sums, gathered })
+        Ok(Self { split, moved: moved as f64, sums, splits_features })
     }
 }
 
