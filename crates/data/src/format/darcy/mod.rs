@@ -170,16 +170,16 @@ impl WriterFormat for DarcyFormat {
 
     fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>> {
         content.storage.none(Self::NAME)?;
-        if let Some(misfit) = Self::misfit(content) {
+        let misfit = Self::misfit(content);
+        let Some(beta) = source(content).filter(|_| misfit.is_none()) else {
+            let misfit = misfit.unwrap_or_default();
             return Err(Error::Invalid(format!(
                 "{misfit}; PDEBench's layout of Darcy flow has the scalars `{COEFFICIENT}` and `{SOLUTION}` of samples without time on \
                  a square; write hdf5, netcdf or zarr, or choose other variables (--variables)"
             )));
-        }
+        };
         let [x, y] = [0, 1].map(|dim| &content.dims[dim].coordinates);
-        let writer =
-            DarcyWriter::create(path, content.meta.samples, x.len(), source(content).unwrap_or(1.0))?
-                .on_points(x, y)?;
+        let writer = DarcyWriter::create(path, content.meta.samples, x.len(), beta)?.on_points(x, y)?;
         content.meta.attributes.iter().try_for_each(|(name, text)| writer.attribute(name, text))?;
         Ok(Box::new(Writer { writer, pending: [None, None], sample: 0 }))
     }
