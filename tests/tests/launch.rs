@@ -396,6 +396,20 @@ fn a_killed_launcher_leaves_no_rank(#[values(false, true)] by_ssh: bool) {
     all_gone(folder.path(), 4);
 }
 
+/// Even if a rank kills it at once.
+#[test]
+fn a_launcher_that_is_killed_by_a_new_rank_leaves_none() {
+    for _ in 0..10 {
+        let folder = tempdir().unwrap();
+        let rank = format!("echo $$ >{}/0.pid; kill -KILL $PPID; exec sleep 300", folder.path().display());
+        let script = r#""$@"; echo code $?"#;
+        let inner = [ISOBAR, "launch", "-n", "1", "--grace", "0", "--", "sh", "-c", &rank];
+        let outcome = Launch::plain(1, "sh").args(["-c", script, "sh"]).args(inner).run().unwrap();
+        assert!(outcome.ranks[0].stdout.contains("code 137"), "{outcome}");
+        all_gone(folder.path(), 1);
+    }
+}
+
 /// The launcher of an endless run, which gets a signal once the run takes steps.
 fn signalled(signal: &str, folder: &TempDir, options: &[&str]) -> Outcome {
     let command = train(ISOBAR, folder.path(), &["train.epochs=100000"]);

@@ -8,10 +8,11 @@ use anyhow::Result;
 use nix::sys::signal::Signal;
 
 use super::cause::{End, EndRequest, ExitReason};
+use super::guard::Guard;
 use super::hosts::Place;
 use super::out_of_memory::OomCounters;
 use super::output::Tail;
-use super::process::{Event, Guard, Rank, Recipe};
+use super::process::{Event, Rank, Recipe};
 use isobar_command::exit::Exit;
 
 /// Time for a killed process to disappear.
@@ -108,11 +109,8 @@ pub(super) fn run(
     };
     let mut queues = queues(places);
     while let Some(place) = attempt.next_place(&mut queues, happens) {
-        match Rank::start(recipe, place, &variables(place), number, events) {
-            Ok(rank) => {
-                guard.rank(&rank);
-                attempt.ranks[place.rank] = Some(rank);
-            }
+        match Rank::start(recipe, place, &variables(place), number, guard, events) {
+            Ok(rank) => attempt.ranks[place.rank] = Some(rank),
             Err(error) => {
                 attempt.press(ShutdownStage::Killed);
                 attempt.wait(happens);

@@ -4,6 +4,7 @@
 
 mod attempt;
 mod cause;
+mod guard;
 mod hosts;
 mod out_of_memory;
 mod output;
@@ -31,9 +32,10 @@ use signal_hook::iterator::Signals;
 
 use self::attempt::Outcome;
 use self::cause::{ExitReason, Root};
+use self::guard::Guard;
 use self::hosts::Place;
 use self::output::Outputs;
-use self::process::{Event, Guard, Recipe};
+use self::process::{Event, Recipe};
 use self::screen::Stream;
 use self::secret::Secret;
 use isobar_command::exit::{Because, Exit};

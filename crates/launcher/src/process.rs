@@ -17,6 +17,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
 use super::cause::ExitReason;
+use super::guard::Guard;
 use super::hosts::Place;
 use super::output::{Outputs, Tail};
 use super::remote;
@@ -72,6 +73,7 @@ impl Rank {
         place: &Place,
         variables: &[(&str, String)],
         attempt: u32,
+        guard: &Guard,
         events: &Sender<Event>,
     ) -> Result<Self> {
         let tail = Tail::default();
@@ -87,6 +89,9 @@ impl Rank {
         };
         // A process group of its own: a signal to it reaches all that the rank has started.
         command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if place.here {
+            guard.watch(&mut command)?;
+        }
         let progress = if rank == 0 && place.here && recipe.outputs.screen.draws() {
             Some(progress_pipe(&mut command)?)
         } else {
@@ -199,65 +204,4 @@ fn wait(child: &mut Child, here: bool) -> ExitReason {
         (None, None) => ExitReason::Never,
     };
     child.wait().map_or(ExitReason::Never, of)
-}
-
-/// A shell that ends the ranks of this machine if the launcher is killed. Its input ends then; the words in it are their process
-/// groups, and `none` once they have ended.
-const GUARD: &str = r#"trap "" TERM INT HUP USR1
-groups=
-while read -r word; do
-    case $word in none) groups= ;; *) groups="$groups $word" ;; esac
-done
-[ "$groups" ] || exit 0
-each() { for group in $groups; do kill -s "$1" -- "-$group" && left=1; done 2>/dev/null; }
-each TERM
-grace=$1 left=1
-while [ "$left" ] && [ "$grace" -gt 0 ]; do sleep 1; grace=$((grace - 1)) left=; each 0; done
-each KILL"#;
-
-/// Sees to it that no rank of this machine outlives the launcher, however that ends.
-pub(super) struct Guard {
-    child: Child,
-    tell: Option<ChildStdin>,
-}
-
-impl Guard {
-    pub(super) fn start(grace: Duration) -> Result<Self> {
-        let mut command = Command::new("sh");
-        command.args(["-c", GUARD, "isobar-launch"]).arg((grace.as_secs_f64().ceil() as u64).to_string());
-        // Not of the terminal's group, whose interrupt is the launcher's to pass on; and nobody's output is held open by it.
-        command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut child = command.spawn()?;
-        let tell = child.stdin.take();
-        Ok(Self { child, tell })
-    }
-
-    /// There is this rank.
-    pub(super) fn rank(&mut self, rank: &Rank) {
-        if rank.place.here {
-            self.say(&rank.pid.to_string());
-        }
-    }
-
-    /// There is none any more.
-    pub(super) fn none(&mut self) {
-        self.say("none");
-    }
-
-    fn say(&mut self, word: &str) {
-        if let Some(tell) = &mut self.tell {
-            // Ranks do not need it while the launcher lives.
-            let _ = tell.write_all(format!("{word}\n").as_bytes());
-        }
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        drop(self.tell.take());
-        let end = Instant::now() + Duration::from_secs(1);
-        while Instant::now() < end && matches!(self.child.try_wait(), Ok(None)) {
-            thread::sleep(Duration::from_millis(2));
-        }
-    }
 }
