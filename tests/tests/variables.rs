@@ -86,6 +86,20 @@ fn number(record: &Value, key: &str) -> f64 {
     record[key].as_f64().unwrap_or_else(|| panic!("no number {key} in {record}"))
 }
 
+/// The lines of the energy spectra beside a prediction: step, time, variable, unit and wave number, with the energies of the forecast and
+/// of the truth.
+fn spectra(out: &Path) -> Vec<(String, [f64; 2])> {
+    let text = fs::read_to_string(out.with_extension("spectra.csv")).unwrap();
+    let mut lines = text.lines();
+    assert_eq!(lines.next(), Some("step,time,variable,unit,wave_number,forecast,truth"));
+    let line = |line: &str| {
+        let (rest, truth) = line.rsplit_once(',').unwrap();
+        let (key, forecast) = rest.rsplit_once(',').unwrap();
+        (key.to_owned(), [forecast, truth].map(|energy| energy.parse().unwrap()))
+    };
+    lines.map(line).collect()
+}
+
 /// Relative errors and RMSEs by step and variable, by the table that `predict` writes: error, rmse and those of no change.
 fn table(csv: &Path) -> BTreeMap<(usize, String), [f64; 4]> {
     let text = fs::read_to_string(csv).unwrap();
@@ -176,11 +190,11 @@ fn forecasts_have_the_errors_of_their_fields() {
     let _ = train(&folder, 1, &[double]);
     let predict = |ranks: usize, mesh: &[String]| {
         let out = folder.path().join(format!("{ranks}-{}.h5", mesh.len()));
-        let report = "metrics.report=[\"rmse\", \"bias\", \"acc\"]";
+        let report = "metrics.report=[\"rmse\", \"bias\", \"acc\", \"spectrum\"]";
         let sets: Vec<&str> = mesh.iter().map(String::as_str).chain([double, report]).collect();
         let launch = isobar(ranks, "predict", folder.path(), &sets).arg("--out").arg(&out);
         let outcome = launch.run().unwrap().expect_success();
-        for curves in ["errors.png", "metrics.png"].map(|end| out.with_extension(end)) {
+        for curves in ["errors.png", "metrics.png", "spectra.png"].map(|end| out.with_extension(end)) {
             let line = format!("curves      {}", curves.display());
             assert!(outcome.ranks[0].stdout.lines().any(|own| own == line), "{outcome}");
             assert!(curves.is_file(), "{outcome}");
@@ -188,7 +202,10 @@ fn forecasts_have_the_errors_of_their_fields() {
         (outcome, out)
     };
     let (outcome, out) = predict(1, &[]);
-    let whole = table(&out.with_extension("csv"));
+    let (whole, energies) = (table(&out.with_extension("csv")), spectra(&out));
+    // Shells of a square grid go up to its diagonal.
+    let shells = (POINTS as f64 / 2.0 * 2_f64.sqrt()).round() as usize + 1;
+    assert_eq!(energies.len(), (FRAMES - 1) * 3 * shells);
     assert_eq!(whole.len(), (FRAMES - 1) * 3);
     for ((step, variable), found) in &whole {
         for (found, want) in found.iter().zip(computed(&out, *step, variable)) {
@@ -213,6 +230,16 @@ fn forecasts_have_the_errors_of_their_fields() {
         for (key, split) in table(&out.with_extension("csv")) {
             for (found, want) in split.iter().zip(whole[&key]) {
                 assert!((found - want).abs() <= 1e-9 * want, "{key:?}: {found}, not {want}, on {mesh:?}");
+            }
+        }
+        let split = spectra(&out);
+        assert_eq!(split.len(), energies.len());
+        for ((key, split), (_, whole)) in split.iter().zip(&energies) {
+            for (found, want) in split.iter().zip(whole) {
+                assert!(
+                    (found - want).abs() <= 1e-9 * want + 1e-15,
+                    "{key}: {found}, not {want}, on {mesh:?}"
+                );
             }
         }
     }

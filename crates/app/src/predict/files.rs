@@ -17,6 +17,8 @@ pub(super) struct Files {
     pub(super) curves: PathBuf,
     pub(super) metrics: PathBuf,
     pub(super) metric_curves: PathBuf,
+    pub(super) spectra: PathBuf,
+    pub(super) spectrum_curves: PathBuf,
     pub(super) picture: PathBuf,
 }
 
@@ -28,6 +30,8 @@ impl Files {
             curves: out.with_extension("errors.png"),
             metrics: out.with_extension("metrics.jsonl"),
             metric_curves: out.with_extension("metrics.png"),
+            spectra: out.with_extension("spectra.csv"),
+            spectrum_curves: out.with_extension("spectra.png"),
             picture: out.with_extension("png"),
             out,
         }
@@ -44,8 +48,8 @@ impl Predict<'_> {
             bail!(Exit::Usage.because(format!("{beside}; {} would be one of these", out.display())));
         }
         let files = Files::beside(out);
-        let Files { out, errors, curves, metrics, metric_curves, picture } = &files;
-        let written = [out, errors, curves, metrics, metric_curves, picture];
+        let Files { out, errors, curves, metrics, metric_curves, spectra, spectrum_curves, picture } = &files;
+        let written = [out, errors, curves, metrics, metric_curves, spectra, spectrum_curves, picture];
         outputs::check("--out", &written, &self.inputs(source))?;
         Ok(files)
     }

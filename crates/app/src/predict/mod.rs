@@ -13,6 +13,7 @@ mod request;
 mod rounds;
 mod samples;
 mod sharing;
+mod spectra;
 #[cfg(test)]
 mod tests;
 mod trained;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use isobar_train::metric::Scoreboard;
+use isobar_train::metric::{Scoreboard, Spectra};
 use isobar_train::{Variable, VariableError, mean_errors, mean_relative, percent};
 
 use super::divergence::Divergence;
@@ -22,6 +22,8 @@ pub(super) struct Outcome {
     pub(super) persistence: Vec<Vec<Vec<VariableError>>>,
     /// Metrics of the configuration.
     pub(super) board: Scoreboard,
+    /// Energy spectra, if the metrics have their error.
+    pub(super) spectra: Option<Spectra>,
     /// Samples with values that are not finite.
     pub(super) divergence: Divergence,
 }
@@ -141,6 +143,7 @@ impl Outcome {
                     values: steps.iter().map(|of| value(of.persistence.get(at))).collect(),
                 },
             ],
+            from_zero: true,
         };
         let charts: Vec<Chart> = variables.iter().enumerate().map(chart).collect();
         chart::save(&charts, path)?;
@@ -226,7 +229,8 @@ fn table(
 }
 
 /// A cell of CSV.
-fn quoted(text: &str) -> String {
+/// Quotes a text for a cell of CSV, if it must be.
+pub(super) fn quoted(text: &str) -> String {
     match text.contains([',', '"', '\n', '\r']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
         false => text.to_owned(),
@@ -244,7 +248,7 @@ mod tests {
         };
         let persistence = steps.iter().map(|errors| vec![half(errors)]).collect();
         let (board, divergence) = (Scoreboard::new(&[], 2), Divergence::default());
-        Outcome { first: None, errors, persistence, board, divergence }
+        Outcome { first: None, errors, persistence, board, spectra: None, divergence }
     }
 
     /// Cells of a variable that is missing stay empty, and a mean does not count it.

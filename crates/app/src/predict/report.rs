@@ -7,6 +7,7 @@ use isobar_train::{Variable, VariableError};
 use super::fields::Prediction;
 use super::files::Files;
 use super::outcome::Outcome;
+use super::spectra;
 use super::trained::Trained;
 use crate::run::{Scoring, scoring};
 
@@ -61,7 +62,7 @@ impl<'a> Report<'a> {
     /// Writes the files beside the prediction, and returns a line for each file. One rank calls.
     pub(super) fn write(&self, files: &Files) -> Result<Vec<String>> {
         let Self { prediction, outcome, variables, .. } = self;
-        let Files { out, errors, curves, metrics, metric_curves, picture } = files;
+        let Files { out, errors, curves, metrics, metric_curves, picture, .. } = files;
         let (source, times) = (prediction.source, prediction.times());
         let mut said = vec![format!("prediction  {}", out.display())];
         outcome.write_csv(errors, variables, &times, self.mean_field)?;
@@ -76,6 +77,12 @@ impl<'a> Report<'a> {
         let report = &self.scoring.report;
         if source.has_steps() && scoring::draw(metric_curves, &self.scores, report, variables, &times)? {
             said.push(format!("curves      {}", metric_curves.display()));
+        }
+        if let Some(found) = &outcome.spectra {
+            let mut all = found.all();
+            let diverged = all.iter_mut().filter(|spectra| !outcome.is_finite(spectra.step));
+            diverged.for_each(|spectra| spectra.forecast.fill(f64::NAN));
+            said.extend(spectra::write(files, &all, variables, &times)?);
         }
         if let Some(shown) = &outcome.first {
             shown.draw(source.has_steps(), &source.titles()?, picture)?;

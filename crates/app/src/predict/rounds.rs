@@ -9,7 +9,7 @@ use isobar_array::{Array, Shape};
 use isobar_collectives::Group;
 use isobar_data::{Batch, Dataset, Window};
 use isobar_models::BatchPart;
-use isobar_train::metric::Scoreboard;
+use isobar_train::metric::{Scoreboard, Spectra};
 use isobar_train::{BoxError, FieldLayout, FieldModel, Forward, Roles, Sample, Start};
 use tch::{Device, Kind, Tensor};
 
@@ -156,8 +156,10 @@ impl Prediction<'_> {
             true => (none(), none(), self.known()),
             false => (vec![Vec::new()], Vec::new(), 1),
         };
-        let board = Scoreboard::new(scoring.report.metrics(), known);
-        Outcome { first: None, errors, persistence, board, divergence: Divergence::default() }
+        let metrics = scoring.report.metrics();
+        let board = Scoreboard::new(metrics, known);
+        let spectra = Spectra::are_asked(metrics).then(Spectra::default);
+        Outcome { first: None, errors, persistence, board, spectra, divergence: Divergence::default() }
     }
 }
 
@@ -323,13 +325,17 @@ where
     ) -> Result<Predicted<L, S>> {
         let layout = self.sharing.fields().targets();
         let predicted = scoring::single(members, self.place.target_window.len() + 2)?;
-        let Outcome { first, errors, persistence, board, .. } = &mut self.outcome;
+        let Outcome { first, errors, persistence, board, spectra, .. } = &mut self.outcome;
         if let Some(Known { target, local, persistent }) = &known {
             errors[at].extend(self.scoring.errors(layout, &predicted, target)?);
             if let Some(persistent) = persistent {
                 persistence[at].extend(self.scoring.errors(layout, persistent, target)?);
             }
-            self.scoring.add(board, layout, (at + 1, round.samples.len()), members, (target, local))?;
+            let forecast = self.scoring.forecast(layout, round.samples.len(), members, (target, local))?;
+            if let Some(forecast) = &forecast {
+                board.add(at + 1, forecast)?;
+                spectra.iter_mut().try_for_each(|spectra| spectra.add(at + 1, forecast))?;
+            }
         }
         if let Some(shown) = first.as_mut().filter(|_| round.first == 0) {
             let target = known.map(|known| known.target.narrow(0, 0, 1)).transpose()?;

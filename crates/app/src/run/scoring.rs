@@ -8,7 +8,7 @@ use isobar_array::Array;
 use isobar_collectives::Group;
 use isobar_data::{Dataset, Dim, Window, check_alike};
 use isobar_train::loss::{masked_variable_errors, variable_errors};
-use isobar_train::metric::{Forecast, Report, Scoreboard, Scores};
+use isobar_train::metric::{Forecast, Report, Scores};
 use isobar_train::{BoxError, FieldLayout, Latitudes, Variable, VariableError, Weights};
 use tch::{Kind, TchError, Tensor};
 
@@ -79,17 +79,16 @@ impl Scoring {
         Ok(masked_variable_errors(prediction, target, &present)?)
     }
 
-    /// Adds a forecast of `count` samples to a board. All ranks of the layout call.
-    pub(crate) fn add<L: FieldLayout>(
+    /// Makes the forecast of `count` samples that metrics are computed of; `None` without metrics. All ranks of the layout call.
+    pub(crate) fn forecast<L: FieldLayout>(
         &self,
-        board: &mut Scoreboard,
         layout: &L,
-        (step, count): (usize, usize),
+        count: usize,
         prediction: &L::Array,
         (target, local): (&L::Array, &Tensor),
-    ) -> Result<()> {
+    ) -> Result<Option<Forecast<L::Array>>> {
         if self.report.metrics().is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let lay_out = |window: &Tensor| layout.array(window, count);
         let made = || -> Result<Forecast<L::Array>, BoxError> {
@@ -97,7 +96,7 @@ impl Scoring {
             let weights = self.weights.of_fields(target, local, present.as_ref(), lay_out)?;
             Ok(self.report.forecast(prediction, (target, local), weights, lay_out)?)
         };
-        Ok(board.add(step, &made().map_err(anyhow::Error::from_boxed)?)?)
+        made().map(Some).map_err(anyhow::Error::from_boxed)
     }
 }
 
@@ -206,6 +205,7 @@ fn charts(scores: &[Scores], report: &Report, variables: &[Variable], times: &[f
                 axis: "lead time".to_owned(),
                 places: scores.iter().map(|scores| lead_time(times, scores.step)).collect(),
                 curves: own.into_iter().map(|variable| curve(scores, at, (variable, variables))).collect(),
+                from_zero: true,
             });
         }
     }
