@@ -20,7 +20,7 @@ use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
 use crate::common::perturb;
-use crate::common::twin::{Axis, Twin, split, split_arrays};
+use crate::common::twin::{Axis, Twin, split, with_conditions};
 
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -114,11 +114,6 @@ fn adm() -> Twin {
 fn samples_and_rows() -> Vec<Axis> {
     let samples = ["fields", "noise_labels", "class_labels", "augment_labels", "conditions", "sigma"];
     vec![(2, samples.map(|name| (name, 0)).to_vec()), (2, vec![("fields", 2), ("conditions", 2)])]
-}
-
-/// Axes of so many ranks, each of which splits that dim of samples and of conditions.
-fn with_conditions(axes: &[(i64, usize)]) -> Vec<Axis> {
-    split_arrays(&["fields", "conditions"], axes)
 }
 
 #[rstest]

@@ -15,7 +15,7 @@ use rstest::rstest;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
-use crate::common::twin::{Axis, Twin, split, split_arrays};
+use crate::common::twin::{Axis, Twin, split, with_conditions};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
@@ -247,11 +247,6 @@ fn super_resolution(gridtype: GridType, channels: usize) -> Twin {
     let inputs = [("fields", shape()), ("conditions", shape()), ("sigma", vec![2])];
     let twin = Twin::new(ModelConfig::new(config), &inputs, &[("fields", shape())]);
     twin.with_values("sigma", vec![0.4, 1.7], Kind::Double).perturbed(5)
-}
-
-/// Axes of so many ranks, each of which splits that dim of samples and of conditions.
-fn with_conditions(axes: &[(i64, usize)]) -> Vec<Axis> {
-    split_arrays(&["fields", "conditions"], axes)
 }
 
 #[rstest]

@@ -52,6 +52,11 @@ pub(crate) fn split_arrays(names: &[&'static str], axes: &[(i64, usize)]) -> Vec
     axes.iter().map(|&(ranks, dim)| (ranks, dims(dim))).collect()
 }
 
+/// Axes of a mesh, from numbers of ranks and the dim of the fields and of their conditions that each splits.
+pub(crate) fn with_conditions(axes: &[(i64, usize)]) -> Vec<Axis> {
+    split_arrays(&[Batch::<Tensor>::FIELDS, "conditions"], axes)
+}
+
 /// Names of arrays of a batch with their shapes.
 type Shapes = Vec<(String, Vec<i64>)>;
 
