@@ -32,6 +32,19 @@ pub(crate) fn indices(all: &[Range<usize>]) -> impl Iterator<Item = Vec<usize>> 
     })
 }
 
+/// The index in the array of the value that is at a place of a window, in C order.
+pub(crate) fn index_in(window: &[Range<usize>], at: usize) -> Vec<usize> {
+    let mut left = at;
+    let place = |range: &Range<usize>| {
+        let place = range.start + left % range.len();
+        left /= range.len();
+        place
+    };
+    let mut index: Vec<usize> = window.iter().rev().map(place).collect();
+    index.reverse();
+    index
+}
+
 /// The chunks of this shape that a window touches.
 pub(crate) fn touched(window: &[Range<usize>], chunk: &[usize]) -> Vec<Range<usize>> {
     let of = |(range, &extent): (&Range<usize>, &usize)| range.start / extent..range.end.div_ceil(extent);

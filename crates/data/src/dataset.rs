@@ -11,8 +11,9 @@ use crate::attributes::TextAttributes;
 use crate::boxes::check_range;
 use crate::calendar::TimeUnit;
 use crate::content::{Content, Storage};
+use crate::dataset_writer::DatasetWriter;
 use crate::grid::{DataVariable, Dim, PredictionMeta};
-use crate::hdf5::plain::{Dialect, PlainWriter};
+use crate::hdf5::plain::{self, Dialect};
 use crate::stats::ChannelStatistics;
 use crate::{Error, Result, Statistics};
 
@@ -148,7 +149,7 @@ pub trait Dataset: Debug + Send + Sync {
     /// # Errors
     /// Content that the layout cannot hold, or a file that cannot be created.
     fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
-        Ok(Box::new(PlainWriter::create(path, &self.content(meta)?, Dialect::Plain)?))
+        plain::create(path, &self.content(meta)?, Dialect::Plain)
     }
 
     /// Numbers of the file as a whole that [`Dataset::create`] writes again, such as parameters of a simulation.
@@ -236,94 +237,6 @@ fn over_points(
         all.extend(of(&names, &points)?);
     }
     Ok(all)
-}
-
-/// A file of predictions.
-pub trait DatasetWriter {
-    /// Writes consecutive frames of one variable and sample, from `first` on: `[frame, channel, x, …]`. A writer that
-    /// takes windows may get frames of several samples in turn; any other writer gets one sample after the other. A variable
-    /// that [is static](DataVariable::is_static) is written once, as frame 0 of sample 0; one that
-    /// [is uniform](DataVariable::uniform) has one point along each dim.
-    ///
-    /// # Errors
-    /// A variable, sample or frame that the file does not have, another shape, or a full disk. A format without NaN rejects it
-    /// here with [`Error::NotFinite`]: `isobar predict` then writes plain HDF5.
-    fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()>;
-
-    /// Returns whether [`DatasetWriter::write_window`] takes parts of frames.
-    fn takes_windows(&self) -> bool {
-        false
-    }
-
-    /// Writes a window of the points of consecutive frames, like [`DatasetWriter::write`]. All windows of a frame cover it, once.
-    ///
-    /// # Errors
-    /// As [`DatasetWriter::write`], and for a format that takes complete frames only.
-    fn write_window(
-        &mut self,
-        _variable: &str,
-        _sample: usize,
-        _first: usize,
-        _points: &[Range<usize>],
-        _values: &Tensor,
-    ) -> Result<()> {
-        Err(Error::Invalid("this format takes complete frames, not windows of them".to_owned()))
-    }
-
-    /// The unfinished file or folder, if other ranks may write into it, or a later process resumes it: see
-    /// [`WriterFormat::BY_RANK`](crate::WriterFormat::BY_RANK) and [`WriterFormat::resume`](crate::WriterFormat::resume).
-    fn unfinished(&self) -> Option<&Path> {
-        None
-    }
-
-    /// Extents of the boxes of points that one rank has to write as a whole, from the first point on, if several ranks write.
-    fn tile(&self) -> Option<Vec<usize>> {
-        None
-    }
-
-    /// Returns whether frames of a variable and sample are there from an earlier writer: see
-    /// [`WriterFormat::resume`](crate::WriterFormat::resume).
-    fn is_written(&self, _variable: &str, _sample: usize, _frames: Range<usize>) -> bool {
-        false
-    }
-
-    /// Returns whether a later process can resume after values that were written, if this one ends before the file is complete: see
-    /// [`WriterEntry::create_or_resume`](crate::WriterEntry::create_or_resume).
-    fn is_resumable(&self) -> bool {
-        false
-    }
-
-    /// Puts the file in its place. If several ranks write, those that joined call it first.
-    ///
-    /// # Errors
-    /// Values that were not written, or a full disk.
-    fn finish(self: Box<Self>) -> Result<()>;
-}
-
-impl DatasetWriter for PlainWriter {
-    fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()> {
-        let all = self.points(variable);
-        Self::write(self, variable, (sample, first), &all, values)
-    }
-
-    fn takes_windows(&self) -> bool {
-        true
-    }
-
-    fn write_window(
-        &mut self,
-        variable: &str,
-        sample: usize,
-        first: usize,
-        points: &[Range<usize>],
-        values: &Tensor,
-    ) -> Result<()> {
-        Self::write(self, variable, (sample, first), points, values)
-    }
-
-    fn finish(self: Box<Self>) -> Result<()> {
-        Self::finish(*self)
-    }
 }
 
 /// Finds variables by their names.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
+use crate::boxes::index_in;
 use crate::{Error, Result};
 
 /// Refuses a window's values if one is not finite, with its index in the dataset.
@@ -22,17 +23,6 @@ pub(crate) fn check_values(
     let Some(at) = values.iter().position(|value| !(value.is_finite() || missing && value.is_nan())) else {
         return Ok(());
     };
-    let mut left = at;
-    let mut index: Vec<usize> = window
-        .iter()
-        .rev()
-        .map(|range| {
-            let place = range.start + left % range.len();
-            left /= range.len();
-            place
-        })
-        .collect();
-    index.reverse();
-    let value = f64::from(values[at]);
+    let (index, value) = (index_in(window, at), f64::from(values[at]));
     Err(Error::NotFinite { path: path.to_owned(), dataset: name.to_owned(), index, value })
 }

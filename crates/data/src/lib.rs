@@ -45,6 +45,7 @@ mod compatible;
 mod config;
 mod content;
 mod dataset;
+mod dataset_writer;
 mod dtype;
 mod error;
 mod finite;
@@ -70,6 +71,7 @@ mod steps;
 mod stream;
 mod summary;
 mod unfinished;
+mod window_writer;
 mod writers;
 
 pub use adapt::{Computed, Frames};
@@ -85,7 +87,8 @@ pub use config::{
     AugmentConfig, DataConfig, FormatName, FormatTables, Missing, Predict, ScalarsAs, TargetConfig,
 };
 pub use content::{Content, Storage};
-pub use dataset::{Dataset, DatasetWriter, Window, check_window, choose};
+pub use dataset::{Dataset, Window, check_window, choose};
+pub use dataset_writer::DatasetWriter;
 pub use error::{Error, Result};
 pub use format::darcy::{DarcyFields, DarcyFile, DarcyStatistics, DarcyWriter};
 pub use format::the_well::{WellDim, WellField, WellFile, WellMeta, WellWriter};

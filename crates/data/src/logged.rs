@@ -11,7 +11,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::boxes::check_range;
 use crate::content::{Content, StoredAxes};
-use crate::dataset::DatasetWriter;
+use crate::dataset_writer::DatasetWriter;
 use crate::unfinished::Unfinished;
 use crate::{Error, Result};
 

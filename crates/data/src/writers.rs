@@ -7,7 +7,7 @@ use std::path::Path;
 use isobar_registry::Named;
 
 use crate::content::Content;
-use crate::dataset::DatasetWriter;
+use crate::dataset_writer::DatasetWriter;
 use crate::logged::LoggedWriter;
 use crate::{Error, Result};
 

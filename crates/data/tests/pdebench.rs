@@ -209,7 +209,8 @@ fn content(variables: &[(&str, usize)], times: &[f64], dims: usize) -> Content {
     let variable = |&(name, channels): &(&str, usize)| match channels {
         0 => DataVariable::scalar(name),
         _ => DataVariable {
-            channels: (0..channels).map(|at| format!("{name}_{at}")).collect(),
+            channels: (0..channels).map(|at| format!("{name}{}", ["a", "b", "c"][at])).collect(),
+            unit: Some("m s-1".to_owned()),
             has_direction: true,
             ..DataVariable::scalar(name)
         },
@@ -284,8 +285,12 @@ fn trajectories_that_are_written_are_read(
 
     let data = open(&path, names, json!({})).unwrap();
     assert_eq!((data.samples(), data.times()), (SAMPLES, Some(&TIMES[..])));
-    if names[0] != "velocity" {
-        assert_eq!(data.dims()[0].coordinates, content.dims[0].coordinates);
+    assert_eq!(data.dims()[0].coordinates, content.dims[0].coordinates);
+    for (found, written) in data.variables().iter().zip(&content.variables) {
+        assert_eq!(found.unit, written.unit);
+        if written.channels.len() > 1 {
+            assert_eq!(found.channels, written.channels);
+        }
     }
     let with_beta = open(&path, &[names, &["beta"]].concat(), json!({})).unwrap();
     let beta = with_beta.read(&Window { frames: 0..1, points: vec![0..1; dims] }, &[1], &["beta"]).unwrap();

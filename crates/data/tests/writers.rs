@@ -708,6 +708,8 @@ fn times_of_samples_are_written(#[values("hdf5", "netcdf", "npy", "safetensors",
     assert_eq!(Vec::<f32>::try_from(read.flatten(0, -1)).unwrap(), [12.0, 6.0]);
     let time = data.variables().iter().find(|variable| variable.name == "time").unwrap();
     assert_eq!(time.unit.as_deref(), Some("hours since 2000-01-01"));
+    assert_eq!(data.sample_times(), Some(vec![12.0, 6.0]));
+    assert_eq!(data.time_unit().unwrap().unit, "hours since 2000-01-01");
     match format {
         "zarr" => {
             let text = |name: &str| std::fs::read_to_string(path.join(name)).unwrap();

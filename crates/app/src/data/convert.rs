@@ -77,7 +77,7 @@ fn convert(data: &dyn Dataset, config: &DataConfig, args: &ConvertArgs, storage:
         variables: names,
         samples: data.samples(),
         times: data.times().map(<[f64]>::to_vec).unwrap_or_default(),
-        sample_times: Vec::new(),
+        sample_times: data.sample_times().unwrap_or_default(),
         sample_numbers: Vec::new(),
         attributes: vec![
             ("isobar_source".to_owned(), data.path().display().to_string()),

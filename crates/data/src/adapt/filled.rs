@@ -9,7 +9,8 @@ use isobar_torch::memory::from_vec;
 use tch::Tensor;
 
 use crate::calendar::TimeUnit;
-use crate::dataset::{Dataset, DatasetWriter, Window, choose};
+use crate::dataset::{Dataset, Window, choose};
+use crate::dataset_writer::DatasetWriter;
 use crate::grid::PredictionMeta;
 use crate::{DataVariable, Error, Normalizer, Result, Statistics};
 

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use tch::Tensor;
 
 use crate::calendar::{TimeAxis, TimePoint, TimeUnit};
-use crate::dataset::{Dataset, DatasetWriter, Window, check_window};
+use crate::dataset::{Dataset, Window, check_window};
+use crate::dataset_writer::DatasetWriter;
 use crate::grid::PredictionMeta;
 use crate::{Error, Result};
 

@@ -9,6 +9,7 @@ use tch::{Device, Kind, Tensor};
 use super::layout::{Layout, Reader, Role, Variable};
 use super::{ArrayOptions, Arrays, Values};
 use crate::attributes::TextAttributes;
+use crate::boxes::index_in;
 use crate::calendar::TimeUnit;
 use crate::dataset::{Dataset, Window, cat, check_window, choose};
 use crate::grid::{DataVariable, Dim};
@@ -153,7 +154,7 @@ impl ArrayDataset {
             path: self.arrays.path().to_owned(),
             dataset: variable.path.clone(),
             value,
-            index: index(window, at),
+            index: index_in(window, at),
         };
         match (found, &values) {
             (Some(at), Values::F32(values)) => return Err(missing_value(at, f64::from(values[at]))),
@@ -172,7 +173,7 @@ impl ArrayDataset {
             Some(at) => Err(Error::NotFinite {
                 path: self.arrays.path().to_owned(),
                 dataset: variable.path.clone(),
-                index: index(window, at),
+                index: index_in(window, at),
                 value: f64::from(values[at]),
             }),
         }
@@ -191,7 +192,7 @@ impl ArrayDataset {
             Some(at) => Err(Error::NotFinite {
                 path: self.arrays.path().to_owned(),
                 dataset: variable.path.clone(),
-                index: index(window, at),
+                index: index_in(window, at),
                 value: f64::from(values[at]),
             }),
         }
@@ -231,6 +232,10 @@ impl Dataset for ArrayDataset {
 
     fn uncut_times(&self) -> Option<&[f64]> {
         self.layout.times.as_deref().filter(|_| self.cut.is_some())
+    }
+
+    fn sample_times(&self) -> Option<Vec<f64>> {
+        self.layout.sample_times.clone()
     }
 
     fn time_unit(&self) -> Option<&TimeUnit> {
@@ -299,20 +304,4 @@ fn unsigned(wrap: Option<f64>, values: Values) -> Values {
     let Some(wrap) = wrap else { return values };
     let plain = |value: f64| if value < 0.0 { value + wrap } else { value };
     Values::F64(values.into_f64().into_iter().map(plain).collect())
-}
-
-/// The index in the array of a value of a window.
-fn index(window: &[Range<usize>], at: usize) -> Vec<usize> {
-    let mut left = at;
-    let mut index: Vec<usize> = window
-        .iter()
-        .rev()
-        .map(|range| {
-            let place = range.start + left % range.len();
-            left /= range.len();
-            place
-        })
-        .collect();
-    index.reverse();
-    index
 }

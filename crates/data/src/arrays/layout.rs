@@ -45,6 +45,8 @@ pub(super) struct Layout {
     pub(super) samples: usize,
     /// Stored times.
     pub(super) times: Option<Vec<f64>>,
+    /// Stored time of each sample, of samples without frames.
+    pub(super) sample_times: Option<Vec<f64>>,
     /// Unit and calendar of the times.
     pub(super) time_unit: Option<TimeUnit>,
 }
@@ -90,7 +92,10 @@ impl Reader<'_> {
         let frames = self.extent(&self.options.time, &opened)?.or(frames.filter(|_| samples.is_none()));
         let first = opened[0].1.clone();
         let times = frames.map(|frames| self.times(&first, frames)).transpose()?;
-        let (times, time_unit) = times.map_or((None, None), |(times, unit)| (Some(times), unit));
+        let of_samples = samples.filter(|_| times.is_none()).and_then(|samples| self.sample_times(samples));
+        let (times, unit) = times.map_or((None, None), |(times, unit)| (Some(times), unit));
+        let (sample_times, of_samples) = of_samples.map_or((None, None), |(own, unit)| (Some(own), unit));
+        let time_unit = unit.or(of_samples);
         let (mut variables, mut described) = (Vec::new(), Vec::new());
         for (name, path, info, axes) in opened {
             let roles: Vec<Role> = axes.iter().map(|axis| self.role(axis, &channel_axes, &dims)).collect();
@@ -118,7 +123,8 @@ impl Reader<'_> {
             });
             variables.push(Variable { path, info, roles, channels });
         }
-        Ok(Layout { variables, described, dims, samples: samples.unwrap_or(1), times, time_unit })
+        let samples = samples.unwrap_or(1);
+        Ok(Layout { variables, described, dims, samples, times, sample_times, time_unit })
     }
 
     /// Names of variables: those in the options, and all other arrays.
@@ -492,6 +498,19 @@ impl Reader<'_> {
                 Err(self.misfit(&path, found, "ascending"))
             }
         }
+    }
+
+    /// The time of each sample: an array with the name of the axis of times, along the axis of samples. `None` without one that can be
+    /// read.
+    fn sample_times(&self, samples: usize) -> Option<(Vec<f64>, Option<TimeUnit>)> {
+        let (path, info, axes) = self.variable(&self.options.time).ok()?;
+        if axes != [self.options.sample.as_str()] || info.shape != [samples] {
+            return None;
+        }
+        let times = self.line(&path, &info).ok()?;
+        let own = self.options.variables.get(&self.options.time).and_then(|own| own.unit());
+        let unit = own.map(str::to_owned).or(info.unit);
+        Some((times, unit.map(|unit| TimeUnit { unit, calendar: info.calendar })))
     }
 
     /// The stored channels of some levels along an axis, in the order requested.

@@ -2,7 +2,6 @@
 
 mod axes;
 mod coordinates;
-mod written;
 
 use std::collections::BTreeMap;
 
@@ -12,7 +11,6 @@ use crate::{Error, Result};
 
 pub(crate) use self::axes::StoredAxes;
 pub(crate) use self::coordinates::{Texts, UNITS, of_times};
-pub(crate) use self::written::Written;
 
 /// Content of a data set to write, except its values.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,21 +1,20 @@
-//! Writes plain HDF5: a dataset for each variable, with the names of its axes.
+//! Writes plain HDF5 and NetCDF-4: a dataset for each variable, with the names of its axes.
 
 use std::ops::Range;
 use std::path::Path;
 
-use hdf5_metno::Dataset;
+use hdf5_metno::{Dataset, File};
 use ndarray::ArrayView;
-use tch::Tensor;
 
 use super::atomic_file::AtomicFile;
 use super::layout::hyperslab;
 use super::scales::{attach_scales, make_scale};
 use super::{text, texts, write_attribute};
 use crate::attributes::TITLE;
-use crate::content::{
-    CHANNEL, ChannelAxis, Content, SAMPLE, StoredAxes, TIME, Texts, UNITS, Written, of_times,
-};
-use crate::grid::{DataVariable, PredictionMeta};
+use crate::content::{CHANNEL, ChannelAxis, Content, SAMPLE, StoredAxes, TIME, Texts, UNITS, of_times};
+use crate::dataset_writer::DatasetWriter;
+use crate::grid::DataVariable;
+use crate::window_writer::{WindowStore, WindowWriter};
 use crate::{Error, Result};
 
 /// Attribute of a dataset: names of its axes, in order.
@@ -40,180 +39,165 @@ pub(crate) enum Dialect {
     NetCdf,
 }
 
-/// An HDF5 file: `/<variable>` is `[sample, time, channel, x, …]`, without time for samples that have none, and without channel
+/// Creates an HDF5 file: `/<variable>` is `[sample, time, channel, x, …]`, without time for samples that have none, and without channel
 /// for scalars; `/<dim>`, `/time` and levels are coordinates. The attribute `axes` of each dataset names its axes, or dimension scales do,
-/// and `units` its unit. It takes its name in `finish`.
-#[derive(Debug)]
-pub(crate) struct PlainWriter {
-    aside: AtomicFile,
-    variables: Written<Dataset>,
+/// and `units` its unit. The file takes its name once it is complete.
+pub(crate) fn create(path: &Path, content: &Content, dialect: Dialect) -> Result<Box<dyn DatasetWriter>> {
+    let layout = Layout { content, dialect };
+    layout.check_names(path)?;
+    let aside = AtomicFile::create(path)?;
+    let failed = |error| Error::hdf5(path, "write its layout", error);
+    layout.write_attributes(&aside)?;
+    layout.create_coordinates(aside.file()).map_err(failed)?;
+    let dataset = |variable: &DataVariable| {
+        let axes = StoredAxes::new(content, variable);
+        let chunk = content.storage.chunk(&axes.names(CHANNEL, &content.dims), &axes.shape())?;
+        layout.create_variable(aside.file(), variable, chunk).map_err(failed)
+    };
+    let datasets = content.variables.iter().map(dataset).collect::<Result<Vec<Dataset>>>()?;
+    Ok(Box::new(WindowWriter::new(PlainFile(aside), path, content, datasets)))
 }
 
-impl PlainWriter {
-    pub(crate) fn create(path: &Path, content: &Content, dialect: Dialect) -> Result<Self> {
-        let Content { meta, dims, variables, storage, .. } = content;
-        // A dim of netCDF has one extent, and always coordinates here.
-        let has_coordinates = |axis: &ChannelAxis<'_>| axis.levels.is_some() || dialect == Dialect::NetCdf;
-        let channel_axes = content.channel_axes().into_iter().filter(has_coordinates).collect::<Vec<_>>();
-        let channel = |variable: &DataVariable| {
-            let axis = content.channel_axis(variable)?;
-            Some(if has_coordinates(&axis) { axis.name } else { CHANNEL.to_owned() })
-        };
-        let taken = |name: &str| {
-            name == TIME
-                || dims.iter().any(|dim| dim.name == name)
-                || channel_axes.iter().any(|axis| axis.name == name)
-                || dialect == Dialect::NetCdf && name == SAMPLE
-        };
-        if let Some(variable) =
-            variables.iter().find(|variable| !is_link(&variable.name) || taken(&variable.name))
-        {
-            return Err(Error::Invalid(format!(
-                "{:?} cannot be the name of a variable in {}: it has a `/`, or is that of a coordinate; give it another name, as in --set \
-                 'data.FORMAT.variables={{ t2m = \"group/t2m\" }}', and name it in data.fields",
-                variable.name,
-                path.display()
-            )));
-        }
-        let aside = AtomicFile::create(path)?;
-        let failed = |error| Error::hdf5(path, "write its layout", error);
-        let frames = (!meta.times.is_empty()).then_some(meta.times.len());
-        let file = Layout { aside: &aside, dialect };
-        file.attributes(meta)?;
-        for dim in dims {
-            let dataset = file.coordinates(&dim.name, &dim.coordinates, &dim.attributes()).map_err(failed)?;
-            if dim.periodic {
-                super::number(&dataset, PERIODIC, true).map_err(failed)?;
-            }
-        }
-        if frames.is_some() {
-            let about = of_times(content.time_unit.as_ref(), true);
-            file.coordinates(TIME, &meta.times, &about).map_err(failed)?;
-        }
-        if dialect == Dialect::NetCdf {
-            file.coordinates(SAMPLE, &meta.numbers(), &Texts::new()).map_err(failed)?;
-        }
-        for axis in &channel_axes {
-            let dataset = file.coordinates(&axis.name, &axis.values(), &axis.attributes()).map_err(failed)?;
-            super::number(&dataset, CHANNELS, true).map_err(failed)?;
-        }
-        if !meta.sample_times.is_empty() {
-            file.sample_times(&meta.sample_times, &of_times(content.time_unit.as_ref(), false))
-                .map_err(failed)?;
-        }
-        let mut written = Written::new(path, content);
-        for variable in variables {
-            let (own, channel) = (StoredAxes::new(content, variable), channel(variable));
-            let shape = own.shape();
-            let chunk = storage.chunk(&own.names(CHANNEL, dims), &shape)?;
-            let axes = own.names(channel.as_deref().unwrap_or(CHANNEL), dims);
-            let dataset = file.variable(variable, &axes, &shape, chunk, storage.deflate).map_err(failed)?;
-            if dialect == Dialect::NetCdf && !meta.sample_times.is_empty() {
-                text(&dataset, COORDINATES, TIME).map_err(failed)?;
-            }
-            if dialect == Dialect::NetCdf && meta.missing {
-                super::number(&dataset, FILL, f32::NAN).map_err(failed)?;
-            }
-            written.add(content, variable, dataset);
-        }
-        Ok(Self { aside, variables: written })
-    }
+/// The unfinished file.
+struct PlainFile(AtomicFile);
 
-    /// Writes a window of consecutive frames of one variable and sample: `[frame, channel, x, …]`.
-    pub(crate) fn write(
-        &mut self,
+impl WindowStore for PlainFile {
+    type Place = Dataset;
+
+    fn write(
+        &self,
+        dataset: &Dataset,
         variable: &str,
-        (sample, first): (usize, usize),
-        points: &[Range<usize>],
-        values: &Tensor,
+        window: &[Range<usize>],
+        values: &[f32],
     ) -> Result<()> {
-        let path = self.aside.target();
-        self.variables.write(variable, (sample, first), points, values, |dataset, window, stored| {
-            let failed = |error| Error::hdf5(path, format!("write dataset `{variable}`"), error);
-            let extents: Vec<usize> = window.iter().map(Range::len).collect();
-            let view = ArrayView::from_shape(extents, stored).map_err(|error| failed(error.into()))?;
-            dataset.write_slice(view, hyperslab(window)).map_err(failed)
-        })
+        let failed = |error| Error::hdf5(self.0.target(), format!("write dataset `{variable}`"), error);
+        let extents: Vec<usize> = window.iter().map(Range::len).collect();
+        let view = ArrayView::from_shape(extents, values).map_err(|error| failed(error.into()))?;
+        dataset.write_slice(view, hyperslab(window)).map_err(failed)
     }
 
-    /// All points of a variable.
-    pub(crate) fn points(&self, variable: &str) -> Vec<Range<usize>> {
-        self.variables.points(variable)
-    }
-
-    /// Puts the file in its place.
-    pub(crate) fn finish(self) -> Result<()> {
+    fn finish(self, datasets: Vec<Dataset>) -> Result<()> {
         // Datasets are closed before their file.
-        drop(self.variables.finish()?);
-        self.aside.finish()
+        drop(datasets);
+        self.0.finish()
     }
 }
 
-/// Writes everything but values.
+/// Everything in the file but values.
 struct Layout<'a> {
-    aside: &'a AtomicFile,
+    content: &'a Content,
     dialect: Dialect,
 }
 
 impl Layout<'_> {
-    fn attributes(&self, meta: &PredictionMeta) -> Result<()> {
+    /// Returns whether there are coordinates of channels. A dim of NetCDF has one extent, and always coordinates here.
+    fn has_coordinates(&self, axis: &ChannelAxis<'_>) -> bool {
+        axis.levels.is_some() || self.dialect == Dialect::NetCdf
+    }
+
+    /// Axes of channels that have coordinates.
+    fn channel_axes(&self) -> Vec<ChannelAxis<'_>> {
+        let axes = self.content.channel_axes().into_iter();
+        axes.filter(|axis| self.has_coordinates(axis)).collect()
+    }
+
+    /// Rejects variables that have the name of coordinates, or none that a link can have.
+    fn check_names(&self, path: &Path) -> Result<()> {
+        let Content { dims, variables, .. } = self.content;
+        let channel_axes = self.channel_axes();
+        let taken = |name: &str| {
+            name == TIME
+                || dims.iter().any(|dim| dim.name == name)
+                || channel_axes.iter().any(|axis| axis.name == name)
+                || self.dialect == Dialect::NetCdf && name == SAMPLE
+        };
+        let wrong = variables.iter().find(|variable| !is_link(&variable.name) || taken(&variable.name));
+        let Some(variable) = wrong else { return Ok(()) };
+        Err(Error::Invalid(format!(
+            "{:?} cannot be the name of a variable in {}: it has a `/`, or is that of a coordinate; give it another name, as in --set \
+             'data.FORMAT.variables={{ t2m = \"group/t2m\" }}', and name it in data.fields",
+            variable.name,
+            path.display()
+        )))
+    }
+
+    fn write_attributes(&self, aside: &AtomicFile) -> Result<()> {
+        let meta = &self.content.meta;
         match self.dialect {
-            Dialect::Plain => write_attribute(self.aside, "dataset_name", &meta.name)?,
+            Dialect::Plain => write_attribute(aside, "dataset_name", &meta.name)?,
             Dialect::NetCdf => {
-                write_attribute(self.aside, "Conventions", "CF-1.10")?;
+                write_attribute(aside, "Conventions", "CF-1.10")?;
                 if !meta.attributes.iter().any(|(name, _)| name == TITLE) {
-                    write_attribute(self.aside, TITLE, &meta.name)?;
+                    write_attribute(aside, TITLE, &meta.name)?;
                 }
             }
         }
-        meta.attributes.iter().try_for_each(|(name, text)| write_attribute(self.aside, name, text))
+        meta.attributes.iter().try_for_each(|(name, text)| write_attribute(aside, name, text))
     }
 
-    fn coordinates(&self, name: &str, values: &[f64], attributes: &Texts<'_>) -> hdf5_metno::Result<Dataset> {
-        let builder = self.aside.file().new_dataset_builder().obj_track_times(false);
-        let dataset = builder.with_data(values).create(name)?;
+    /// Creates the coordinates of dims, times, samples and channels.
+    fn create_coordinates(&self, file: &File) -> hdf5_metno::Result<()> {
+        let Content { meta, dims, time_unit, .. } = self.content;
+        for dim in dims {
+            let dataset = self.coordinates(file, &dim.name, &dim.coordinates, &dim.attributes())?;
+            if dim.periodic {
+                super::number(&dataset, PERIODIC, true)?;
+            }
+        }
+        if !meta.times.is_empty() {
+            let _ = self.coordinates(file, TIME, &meta.times, &of_times(time_unit.as_ref(), true))?;
+        }
+        if self.dialect == Dialect::NetCdf {
+            let _ = self.coordinates(file, SAMPLE, &meta.numbers(), &Texts::new())?;
+        }
+        for axis in &self.channel_axes() {
+            let dataset = self.coordinates(file, &axis.name, &axis.values(), &axis.attributes())?;
+            super::number(&dataset, CHANNELS, true)?;
+        }
+        if !meta.sample_times.is_empty() {
+            let dataset = create_numbers(file, TIME, &meta.sample_times)?;
+            self.name_axes(file, &dataset, &[SAMPLE])?;
+            write_texts(&dataset, &of_times(time_unit.as_ref(), false))?;
+        }
+        Ok(())
+    }
+
+    fn coordinates(
+        &self,
+        file: &File,
+        name: &str,
+        values: &[f64],
+        attributes: &Texts<'_>,
+    ) -> hdf5_metno::Result<Dataset> {
+        let dataset = create_numbers(file, name, values)?;
         match self.dialect {
             Dialect::Plain => texts(&dataset, AXES, [name].into_iter())?,
             Dialect::NetCdf => make_scale(&dataset, name)?,
         }
-        attributes.iter().try_for_each(|(name, own)| text(&dataset, name, own))?;
+        write_texts(&dataset, attributes)?;
         Ok(dataset)
     }
 
-    /// The time of each sample.
-    fn sample_times(&self, times: &[f64], attributes: &Texts<'_>) -> hdf5_metno::Result<()> {
-        let file = self.aside.file();
-        let dataset = file.new_dataset_builder().obj_track_times(false).with_data(times).create(TIME)?;
-        match self.dialect {
-            Dialect::Plain => texts(&dataset, AXES, [SAMPLE].into_iter())?,
-            Dialect::NetCdf => attach_scales(&file.group("/")?, &dataset, [SAMPLE].into_iter())?,
-        }
-        attributes.iter().try_for_each(|(name, own)| text(&dataset, name, own))
-    }
-
-    fn variable(
+    fn create_variable(
         &self,
+        file: &File,
         variable: &DataVariable,
-        axes: &[String],
-        shape: &[usize],
         chunk: Option<Vec<usize>>,
-        deflate: Option<u8>,
     ) -> hdf5_metno::Result<Dataset> {
-        let mut builder =
-            self.aside.file().new_dataset_builder().obj_track_times(false).empty::<f32>().shape(shape);
+        let Content { meta, dims, storage, .. } = self.content;
+        let own = StoredAxes::new(self.content, variable);
+        let mut builder = file.new_dataset_builder().obj_track_times(false).empty::<f32>().shape(own.shape());
         if let Some(chunk) = chunk {
             builder = builder.chunk(chunk);
         }
-        if let Some(level) = deflate {
+        if let Some(level) = storage.deflate {
             builder = builder.shuffle().deflate(level);
         }
         let dataset = builder.create(variable.name.as_str())?;
-        match self.dialect {
-            Dialect::Plain => texts(&dataset, AXES, axes.iter().map(String::as_str))?,
-            Dialect::NetCdf => {
-                attach_scales(&self.aside.file().group("/")?, &dataset, axes.iter().map(String::as_str))?;
-            }
-        }
+        let channel = self.content.channel_axis(variable).filter(|axis| self.has_coordinates(axis));
+        let axes = own.names(channel.as_ref().map_or(CHANNEL, |axis| &axis.name), dims);
+        self.name_axes(file, &dataset, &axes.iter().map(String::as_str).collect::<Vec<&str>>())?;
         if variable.has_channel_axis() {
             text(&dataset, COMPONENTS, &variable.channels.join(" "))?;
         }
@@ -221,8 +205,31 @@ impl Layout<'_> {
             text(&dataset, UNITS, unit)?;
         }
         variable.stored_attributes().try_for_each(|(name, own)| text(&dataset, name, own))?;
+        if self.dialect == Dialect::NetCdf && !meta.sample_times.is_empty() {
+            text(&dataset, COORDINATES, TIME)?;
+        }
+        if self.dialect == Dialect::NetCdf && meta.missing {
+            super::number(&dataset, FILL, f32::NAN)?;
+        }
         Ok(dataset)
     }
+
+    /// Stores the names of a dataset's axes.
+    fn name_axes(&self, file: &File, dataset: &Dataset, axes: &[&str]) -> hdf5_metno::Result<()> {
+        match self.dialect {
+            Dialect::Plain => texts(dataset, AXES, axes.iter().copied()),
+            Dialect::NetCdf => attach_scales(&file.group("/")?, dataset, axes.iter().copied()),
+        }
+    }
+}
+
+/// Creates a dataset of one axis.
+fn create_numbers(file: &File, name: &str, values: &[f64]) -> hdf5_metno::Result<Dataset> {
+    file.new_dataset_builder().obj_track_times(false).with_data(values).create(name)
+}
+
+fn write_texts(dataset: &Dataset, attributes: &Texts<'_>) -> hdf5_metno::Result<()> {
+    attributes.iter().try_for_each(|(name, own)| text(dataset, name, own))
 }
 
 /// Returns whether a name can be that of a link.

@@ -18,9 +18,10 @@ use self::handles::{File, Handles};
 use self::order::Order;
 use crate::adapt::meta_for;
 use crate::attributes::TextAttributes;
-use crate::calendar::TimeUnit;
+use crate::calendar::{TimeAxis, TimeUnit};
 use crate::content::Content;
-use crate::dataset::{Dataset, DatasetWriter, Window, cat, check_window, choose};
+use crate::dataset::{Dataset, Window, cat, check_window, choose};
+use crate::dataset_writer::DatasetWriter;
 use crate::gaps::missing_frames;
 use crate::grid::{DataVariable, Dim, PredictionMeta};
 use crate::{Error, Result};
@@ -52,6 +53,7 @@ pub(crate) struct Joined {
     starts: Vec<usize>,
     samples: usize,
     times: Option<Vec<f64>>,
+    sample_times: Option<Vec<f64>>,
     /// Times of the stored trajectories of a file, if they are cut: of one where frames are missing, or else of the first.
     uncut_times: Option<Vec<f64>>,
     time_unit: Option<TimeUnit>,
@@ -82,6 +84,7 @@ impl Joined {
         let mut found = Vec::with_capacity(files.len());
         let mut parameters: Vec<Vec<(String, f64)>> = Vec::with_capacity(files.len());
         let mut with_gap: Option<Vec<f64>> = None;
+        let mut sample_times = Some(Vec::new());
         for file in files {
             let data = opener.open(&file)?;
             let known = first.as_deref().unwrap_or(&*data);
@@ -89,6 +92,13 @@ impl Joined {
             order.add(known, &*data)?;
             found.push(File::of(file, &*data));
             parameters.push(data.parameters());
+            // Files without frames stay in the order of the list.
+            sample_times = sample_times.zip(sample_times_in(&*data, known.time_unit())).map(
+                |(mut all, own): (Vec<f64>, _)| {
+                    all.extend(own);
+                    all
+                },
+            );
             if with_gap.is_none() && data.uncut_times().is_some() && missing_frames(&*data).is_some() {
                 with_gap = data.uncut_times().map(<[f64]>::to_vec);
             }
@@ -122,6 +132,7 @@ impl Joined {
             starts,
             samples,
             times,
+            sample_times,
             // Of files along time, `times` are those of all.
             uncut_times: match along {
                 Join::Sample => with_gap.or_else(|| first.uncut_times().map(<[f64]>::to_vec)),
@@ -211,6 +222,10 @@ impl Dataset for Joined {
         self.uncut_times.as_deref()
     }
 
+    fn sample_times(&self) -> Option<Vec<f64>> {
+        self.sample_times.clone()
+    }
+
     fn time_unit(&self) -> Option<&TimeUnit> {
         self.time_unit.as_ref()
     }
@@ -268,6 +283,19 @@ impl Dataset for Joined {
         let mut content = self.handles.get(0)?.content(meta)?;
         content.parameters.retain(|(name, _)| !self.differing.contains(name));
         Ok(Content { time_unit: self.time_unit.clone(), ..content })
+    }
+}
+
+/// The times of a file's samples, in another unit; `None` without times, or if the units have nothing in common.
+fn sample_times_in(data: &dyn Dataset, unit: Option<&TimeUnit>) -> Option<Vec<f64>> {
+    let times = data.sample_times()?;
+    match (data.time_unit(), unit) {
+        (own, unit) if own == unit => Some(times),
+        (Some(own), Some(unit)) => {
+            let (from, to) = (TimeAxis::new(own).ok()?, TimeAxis::new(unit).ok()?);
+            times.into_iter().map(|time| from.convert(time, &to)).collect()
+        }
+        _ => None,
     }
 }
 

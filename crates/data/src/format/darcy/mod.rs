@@ -15,10 +15,11 @@ pub use self::file::{DarcyFields, DarcyFile, DarcyStatistics};
 pub(crate) use self::writer::CHUNK;
 pub use self::writer::DarcyWriter;
 use crate::content::Content;
-use crate::dataset::{Dataset, DatasetWriter, Window, check_window, choose};
+use crate::dataset::{Dataset, Window, check_window, choose};
+use crate::dataset_writer::DatasetWriter;
 use crate::finite::check_finite;
 use crate::grid::{DataVariable, Dim, PredictionMeta};
-use crate::hdf5::plain::{Dialect, PlainWriter};
+use crate::hdf5::plain::{self, Dialect};
 use crate::registry::{DataSource, Format, NoOptions};
 use crate::writers::WriterFormat;
 use crate::{Error, Result, Statistics, register, register_writer};
@@ -122,7 +123,7 @@ impl Dataset for Darcy {
         if DarcyFormat::misfit(&content).is_none() {
             return DarcyFormat::create(path, &content);
         }
-        Ok(Box::new(PlainWriter::create(path, &content, Dialect::Plain)?))
+        plain::create(path, &content, Dialect::Plain)
     }
 }
 

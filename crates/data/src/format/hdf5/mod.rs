@@ -9,8 +9,9 @@ use std::path::Path;
 pub(crate) use self::arrays::Hdf5Arrays;
 use crate::arrays::{ArrayDataset, ArrayOptions};
 use crate::content::Content;
-use crate::dataset::{Dataset, DatasetWriter};
-use crate::hdf5::plain::{Dialect, PlainWriter};
+use crate::dataset::Dataset;
+use crate::dataset_writer::DatasetWriter;
+use crate::hdf5::plain::{self, Dialect};
 use crate::registry::{DataSource, Format};
 use crate::writers::WriterFormat;
 use crate::{Result, register, register_writer};
@@ -40,6 +41,6 @@ impl WriterFormat for Hdf5Writer {
     const EXTENSIONS: &'static [&'static str] = &["h5", "hdf5"];
 
     fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>> {
-        Ok(Box::new(PlainWriter::create(path, content, Dialect::Plain)?))
+        plain::create(path, content, Dialect::Plain)
     }
 }

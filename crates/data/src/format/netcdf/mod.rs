@@ -8,9 +8,10 @@ use std::path::Path;
 
 use crate::arrays::{ArrayDataset, ArrayOptions, Arrays};
 use crate::content::Content;
-use crate::dataset::{Dataset, DatasetWriter};
+use crate::dataset::Dataset;
+use crate::dataset_writer::DatasetWriter;
 use crate::format::hdf5::Hdf5Arrays;
-use crate::hdf5::plain::{Dialect, PlainWriter};
+use crate::hdf5::plain::{self, Dialect};
 use crate::registry::{DataSource, Format};
 use crate::writers::WriterFormat;
 use crate::{Error, Result, register, register_writer};
@@ -51,6 +52,6 @@ impl WriterFormat for NetCdfWriter {
     const EXTENSIONS: &'static [&'static str] = &["nc", "nc4"];
 
     fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>> {
-        Ok(Box::new(PlainWriter::create(path, content, Dialect::NetCdf)?))
+        plain::create(path, content, Dialect::NetCdf)
     }
 }

@@ -6,26 +6,23 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use tch::Tensor;
-
 use super::header::MAGIC;
-use crate::content::{Content, SAMPLE, StoredAxes, TIME, Written, coordinate_arrays};
-use crate::dataset::DatasetWriter;
+use crate::content::{Content, SAMPLE, StoredAxes, TIME, coordinate_arrays};
+use crate::dataset_writer::DatasetWriter;
+use crate::grid::DataVariable;
 use crate::runs::RawArray;
 use crate::unfinished::{Unfinished, check_absent};
+use crate::window_writer::{WindowStore, WindowWriter};
 use crate::writers::WriterFormat;
 use crate::{Error, Result, register_writer};
 
 /// A folder with `VARIABLE.npy`, `[sample, time, channel, x, …]` without time for samples that have none and without channel for
 /// scalars, and `DIM.npy`, `time.npy` and `LEVELS.npy` of coordinates. It takes its name once it is complete.
-struct NpyWriter {
-    folder: Unfinished,
-    arrays: Written<RawArray>,
-}
+struct NpyFolder(Unfinished);
 
-register_writer!(NpyWriter);
+register_writer!(NpyFolder);
 
-impl WriterFormat for NpyWriter {
+impl WriterFormat for NpyFolder {
     const NAME: &'static str = "npy";
     const SUMMARY: &'static str = "A folder of NumPy arrays, VARIABLE.npy.";
 
@@ -40,8 +37,7 @@ impl WriterFormat for NpyWriter {
             line.file.write_all_at(&bytes, line.start).map_err(|error| Error::io(path, "write it", error))?;
             taken.push(name);
         }
-        let mut arrays = Written::new(path, content);
-        for variable in &content.variables {
+        let array = |variable: &DataVariable| {
             let name = &variable.name;
             let is_taken = taken.contains(name) || [SAMPLE, TIME].contains(&name.as_str());
             if is_taken || name.is_empty() || name.starts_with('.') || name.contains(['/', '\0']) {
@@ -49,10 +45,10 @@ impl WriterFormat for NpyWriter {
                     "{name:?} cannot be the name of a .npy file in this folder"
                 )));
             }
-            let shape = StoredAxes::new(content, variable).shape();
-            arrays.add(content, variable, create(folder.path(), name, "<f4", shape)?);
-        }
-        Ok(Box::new(Self { folder, arrays }))
+            create(folder.path(), name, "<f4", StoredAxes::new(content, variable).shape())
+        };
+        let arrays = content.variables.iter().map(array).collect::<Result<Vec<RawArray>>>()?;
+        Ok(Box::new(WindowWriter::new(Self(folder), path, content, arrays)))
     }
 }
 
@@ -77,36 +73,23 @@ fn create(folder: &Path, name: &str, dtype: &str, shape: Vec<usize>) -> Result<R
     Ok(RawArray { file: Arc::new(file), start: bytes.len() as u64, shape })
 }
 
-impl DatasetWriter for NpyWriter {
-    fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()> {
-        let all = self.arrays.points(variable);
-        self.write_window(variable, sample, first, &all, values)
-    }
+impl WindowStore for NpyFolder {
+    type Place = RawArray;
 
-    fn takes_windows(&self) -> bool {
-        true
-    }
-
-    fn write_window(
-        &mut self,
-        variable: &str,
-        sample: usize,
-        first: usize,
-        points: &[Range<usize>],
-        values: &Tensor,
+    fn write(
+        &self,
+        array: &RawArray,
+        _variable: &str,
+        window: &[Range<usize>],
+        values: &[f32],
     ) -> Result<()> {
-        let target = self.arrays.target().to_owned();
-        self.arrays.write(variable, (sample, first), points, values, |array, window, stored| {
-            array.write(window, stored).map_err(|error| Error::io(&target, "write it", error))
-        })
+        array.write(window, values).map_err(|error| Error::io(self.0.target(), "write it", error))
     }
 
-    fn finish(self: Box<Self>) -> Result<()> {
-        let Self { folder, arrays } = *self;
-        let target = arrays.target().to_owned();
-        for array in arrays.finish()? {
-            array.file.sync_all().map_err(|error| Error::io(&target, "write it", error))?;
+    fn finish(self, arrays: Vec<RawArray>) -> Result<()> {
+        for array in arrays {
+            array.file.sync_all().map_err(|error| Error::io(self.0.target(), "write it", error))?;
         }
-        folder.finish()
+        self.0.finish()
     }
 }

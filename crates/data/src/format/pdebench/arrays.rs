@@ -45,7 +45,7 @@ impl PdeBench {
             if !found.arrays.contains_key(name)
                 && let Some(number) = found.parameter(name)?
             {
-                found.add(name, Place::Number(number), &[], Vec::new(), "one number")?;
+                found.add(name, Place::Number(number), &[], ArrayInfo::of_shape(Vec::new()), "one number")?;
             }
         }
         Ok(found)
@@ -99,20 +99,22 @@ impl PdeBench {
         })
     }
 
-    /// Adds an array with these axes, if the dataset has as many.
+    /// Adds an array with these axes, if it has as many. Of what the dataset says besides, it takes the unit and the names of channels,
+    /// which Isobar writes.
     fn add(
         &mut self,
         name: &str,
         place: Place,
         axes: &[&str],
-        shape: Vec<usize>,
+        info: ArrayInfo,
         expected: &str,
     ) -> Result<()> {
+        let ArrayInfo { shape, unit, components, .. } = info;
         if shape.len() != axes.len() {
             return Err(self.misfit(name, format!("of shape {shape:?}"), expected));
         }
         let axes = axes.iter().map(|&axis| axis.to_owned()).collect();
-        let info = ArrayInfo { axes: Some(axes), ..ArrayInfo::of_shape(shape) };
+        let info = ArrayInfo { axes: Some(axes), unit, components, ..ArrayInfo::of_shape(shape) };
         self.arrays.insert(name.to_owned(), (place, info));
         Ok(())
     }
@@ -129,7 +131,7 @@ impl PdeBench {
             let axes = [&["sample", "time"], &DIMS[..dims]].concat();
             frames = info.shape.get(1).copied();
             let place = Place::Dataset(name.to_owned());
-            self.add(name, place, &axes, info.shape, "[sample, time, x, …] with 1 to 3 spatial dims")?;
+            self.add(name, place, &axes, info, "[sample, time, x, …] with 1 to 3 spatial dims")?;
         }
         for dim in DIMS {
             self.add_line(dim, &format!("{dim}-coordinate"), None)?;
@@ -143,7 +145,8 @@ impl PdeBench {
     fn of_groups(mut self) -> Result<Self> {
         let path = |group: &str, name: &str| format!("{group}/{name}");
         let (first, last) = (self.groups[0].clone(), self.groups[self.groups.len() - 1].clone());
-        let shape = self.file.info(&path(&first, "data"))?.shape;
+        let info = self.file.info(&path(&first, "data"))?;
+        let shape = info.shape.clone();
         for group in &self.groups {
             let own = self.file.info(&path(group, "data"))?.shape;
             if own != shape {
@@ -153,7 +156,7 @@ impl PdeBench {
         }
         let dims = shape.len().saturating_sub(2).clamp(1, DIMS.len());
         let axes = [&["sample", "time"], &DIMS[..dims], &["channel"]].concat();
-        let whole = [&[self.groups.len()], &shape[..]].concat();
+        let whole = ArrayInfo { shape: [&[self.groups.len()], &shape[..]].concat(), ..info };
         self.add(
             "data",
             Place::Groups("data"),
@@ -185,15 +188,14 @@ impl PdeBench {
             [("velocity", &moving[..]), ("particles", &moving), ("force", &["sample", "x", "y", "channel"])]
         {
             if self.file.names().iter().any(|own| own == name) {
-                let shape = self.file.info(name)?.shape;
-                self.add(
-                    name,
-                    Place::Dataset(name.to_owned()),
-                    axes,
-                    shape,
-                    "[sample, time, x, y, channel]",
-                )?;
+                let info = self.file.info(name)?;
+                let place = Place::Dataset(name.to_owned());
+                self.add(name, place, axes, info, "[sample, time, x, y, channel]")?;
             }
+        }
+        // Files of PDEBench have no coordinates in this layout; those of Isobar have.
+        for dim in ["x", "y"] {
+            self.add_line(dim, &format!("{dim}-coordinate"), None)?;
         }
         let shape = self.file.info("t")?.shape;
         let &[samples, frames] = &shape[..] else {
@@ -210,7 +212,8 @@ impl PdeBench {
                 "the same times for all",
             ));
         }
-        self.add("time", Place::FirstRow("t".to_owned()), &["time"], vec![frames], "[sample, time]")?;
+        let times = ArrayInfo::of_shape(vec![frames]);
+        self.add("time", Place::FirstRow("t".to_owned()), &["time"], times, "[sample, time]")?;
         Ok(self)
     }
 
@@ -219,9 +222,9 @@ impl PdeBench {
         if !self.file.names().iter().any(|own| own == dataset) {
             return Ok(());
         }
-        let shape = self.file.info(dataset)?.shape;
-        let &[length] = &shape[..] else {
-            return Err(self.misfit(dataset, format!("of shape {shape:?}"), "one axis"));
+        let info = self.file.info(dataset)?;
+        let &[length] = &info.shape[..] else {
+            return Err(self.misfit(dataset, format!("of shape {:?}", info.shape), "one axis"));
         };
         let length = match count {
             Some(count) if length < count => {
@@ -230,7 +233,8 @@ impl PdeBench {
             Some(count) => count,
             None => length,
         };
-        self.add(axis, Place::Dataset(dataset.to_owned()), &[axis], vec![length], "one axis")
+        let info = ArrayInfo { shape: vec![length], ..info };
+        self.add(axis, Place::Dataset(dataset.to_owned()), &[axis], info, "one axis")
     }
 
     fn misfit(&self, name: &str, found: impl Into<String>, expected: impl Into<String>) -> Error {

@@ -5,25 +5,23 @@ use std::path::Path;
 
 use hdf5_metno::{Dataset, Group};
 use ndarray::{ArrayView, IxDyn};
-use tch::Tensor;
 
 use super::arrays::{DIMS, FIELDS};
-use crate::content::{Content, StoredAxes, Written};
-use crate::dataset::DatasetWriter;
+use crate::content::{Content, StoredAxes, UNITS};
+use crate::dataset_writer::DatasetWriter;
 use crate::grid::DataVariable;
 use crate::hdf5::atomic_file::AtomicFile;
 use crate::hdf5::layout::hyperslab;
-use crate::hdf5::write_attribute;
+use crate::hdf5::plain::COMPONENTS;
+use crate::hdf5::{text, write_attribute};
+use crate::window_writer::{WindowStore, WindowWriter};
 use crate::writers::WriterFormat;
 use crate::{Error, Result, register_writer};
 
 /// Writes the layout that holds the variables: a dataset for each scalar of compressible flow, or `tensor` for any one scalar; `velocity`
 /// and `particles` of incompressible flow in 2-D; a group for each sample for any other variable with channels. The file is renamed
 /// into place once it is complete.
-struct PdeBenchWriter {
-    file: AtomicFile,
-    variables: Written<Place>,
-}
+struct PdeBenchFile(AtomicFile);
 
 /// Place of a variable's values.
 enum Place {
@@ -42,11 +40,12 @@ enum Layout {
     Groups,
 }
 
-register_writer!(PdeBenchWriter);
+register_writer!(PdeBenchFile);
 
-impl WriterFormat for PdeBenchWriter {
+impl WriterFormat for PdeBenchFile {
     const NAME: &'static str = "pdebench";
-    const SUMMARY: &'static str = "HDF5 in PDEBench's layouts, for trajectories in 1 to 3 dims; without units, and with x, y, z as the names of dims.";
+    const SUMMARY: &'static str =
+        "HDF5 in PDEBench's layouts, for trajectories in 1 to 3 dims, with x, y, z as the names of dims.";
 
     fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>> {
         content.storage.none(Self::NAME)?;
@@ -54,23 +53,25 @@ impl WriterFormat for PdeBenchWriter {
         let file = AtomicFile::create(path)?;
         let failed = |error| Error::hdf5(path, "write its layout", error);
         let root = file.file().group("/").map_err(failed)?;
-        let mut variables = Written::new(path, content);
-        for variable in &content.variables {
+        let place = |variable: &DataVariable| {
             let place = match layout {
                 Layout::Fields => scalar(&root, content, variable),
                 Layout::Flow => {
                     dataset(&root, &variable.name, &channels_last(content, variable)).map(Place::Channels)
                 }
                 Layout::Groups => groups(&root, content, variable),
-            };
-            variables.add(content, variable, place.map_err(failed)?);
-        }
+            }?;
+            place.describe(variable)?;
+            Ok(place)
+        };
+        let places =
+            content.variables.iter().map(place).collect::<hdf5_metno::Result<_>>().map_err(failed)?;
         coordinates(&root, content, &layout).map_err(failed)?;
         for (name, number) in &content.parameters {
             crate::hdf5::number(&root, name, *number).map_err(failed)?;
         }
         content.meta.attributes.iter().try_for_each(|(name, text)| write_attribute(&file, name, text))?;
-        Ok(Box::new(Self { file, variables }))
+        Ok(Box::new(WindowWriter::new(Self(file), path, content, places)))
     }
 }
 
@@ -175,9 +176,10 @@ fn coordinates(root: &Group, content: &Content, layout: &Layout) -> hdf5_metno::
             line(root, "t-coordinate", &times.iter().copied().chain(after).collect::<Vec<f64>>())
         }
         Layout::Flow => {
-            tracing::warn!(
-                "coordinates of points are not stored: PDEBench's layout of incompressible flow has none"
-            );
+            // Beyond PDEBench's layout, whose readers do not look for them.
+            for (name, dim) in dims() {
+                line(root, &format!("{name}-coordinate"), &dim.coordinates)?;
+            }
             let all = times.repeat(content.meta.samples);
             let view = ArrayView::from_shape((content.meta.samples, times.len()), &all)?;
             root.new_dataset_builder().obj_track_times(false).with_data(view).create("t").map(drop)
@@ -191,6 +193,22 @@ fn coordinates(root: &Group, content: &Content, layout: &Layout) -> hdf5_metno::
 }
 
 impl Place {
+    /// Stores the unit and the names of channels as attributes, as in plain HDF5.
+    fn describe(&self, variable: &DataVariable) -> hdf5_metno::Result<()> {
+        let dataset = match self {
+            Self::Scalar(dataset) | Self::Channels(dataset) => Some(dataset),
+            Self::Groups(samples) => samples.first(),
+        };
+        let Some(dataset) = dataset else { return Ok(()) };
+        if let Some(unit) = &variable.unit {
+            text(dataset, UNITS, unit)?;
+        }
+        match variable.has_channel_axis() {
+            true => text(dataset, COMPONENTS, &variable.channels.join(" ")),
+            false => Ok(()),
+        }
+    }
+
     /// Writes a window of one sample: `[sample, time, channel, x, …]`, without channel for scalars.
     fn write(&self, window: &[Range<usize>], values: &[f32]) -> hdf5_metno::Result<()> {
         let (dataset, skipped) = match self {
@@ -217,35 +235,17 @@ impl Place {
     }
 }
 
-impl DatasetWriter for PdeBenchWriter {
-    fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()> {
-        let all = self.variables.points(variable);
-        self.write_window(variable, sample, first, &all, values)
+impl WindowStore for PdeBenchFile {
+    type Place = Place;
+
+    fn write(&self, place: &Place, variable: &str, window: &[Range<usize>], values: &[f32]) -> Result<()> {
+        let failed = |error| Error::hdf5(self.0.target(), format!("write `{variable}`"), error);
+        place.write(window, values).map_err(failed)
     }
 
-    fn takes_windows(&self) -> bool {
-        true
-    }
-
-    fn write_window(
-        &mut self,
-        variable: &str,
-        sample: usize,
-        first: usize,
-        points: &[Range<usize>],
-        values: &Tensor,
-    ) -> Result<()> {
-        let path = self.file.target();
-        self.variables.write(variable, (sample, first), points, values, |place, window, stored| {
-            let failed = |error| Error::hdf5(path, format!("write `{variable}`"), error);
-            place.write(window, stored).map_err(failed)
-        })
-    }
-
-    fn finish(self: Box<Self>) -> Result<()> {
-        let Self { file, variables } = *self;
+    fn finish(self, places: Vec<Place>) -> Result<()> {
         // Datasets are closed before their file.
-        drop(variables.finish()?);
-        file.finish()
+        drop(places);
+        self.0.finish()
     }
 }

@@ -8,26 +8,24 @@ use std::sync::Arc;
 
 use isobar_files::NewFile;
 use serde_json::{Map, Value, json};
-use tch::Tensor;
 
 use super::{AXES, CALENDAR, CHANNELS, COMPONENTS, METADATA, PERIODIC};
-use crate::content::{CHANNEL, Content, SAMPLE, StoredAxes, TIME, UNITS, Written, coordinate_arrays};
-use crate::dataset::DatasetWriter;
+use crate::content::{CHANNEL, Content, SAMPLE, StoredAxes, TIME, UNITS, coordinate_arrays};
+use crate::dataset_writer::DatasetWriter;
+use crate::grid::DataVariable;
 use crate::runs::RawArray;
+use crate::window_writer::{WindowStore, WindowWriter};
 use crate::writers::WriterFormat;
 use crate::{Error, Result, register_writer};
 
 /// A file with a float32 tensor for each variable, `[sample, time, channel, x, …]`. Samples without times have no time axis, scalars no
 /// channel axis. Coordinates of dims, times and levels are float64 tensors. The header's metadata have `NAME.axes`, `NAME.units` and
 /// others, which the reader knows. It takes its name once it is complete.
-struct SafeTensorsWriter {
-    new: NewFile,
-    tensors: Written<RawArray>,
-}
+struct SafeTensorsFile(NewFile);
 
-register_writer!(SafeTensorsWriter);
+register_writer!(SafeTensorsFile);
 
-impl WriterFormat for SafeTensorsWriter {
+impl WriterFormat for SafeTensorsFile {
     const NAME: &'static str = "safetensors";
     const SUMMARY: &'static str =
         "A .safetensors file: a tensor for each variable, with the names of its axes.";
@@ -54,13 +52,13 @@ impl WriterFormat for SafeTensorsWriter {
         }
         // Tensors that are not written yet are zeros.
         file.set_len(place(starts.len() - 1)).map_err(failed)?;
-        let mut tensors = Written::new(path, content);
-        for (at, variable) in content.variables.iter().enumerate() {
-            let shape = StoredAxes::new(content, variable).shape();
-            let start = place(lines.len() + at);
-            tensors.add(content, variable, RawArray { file: Arc::clone(&file), start, shape });
-        }
-        Ok(Box::new(Self { new, tensors }))
+        let tensor = |(at, variable): (usize, &DataVariable)| RawArray {
+            file: Arc::clone(&file),
+            start: place(lines.len() + at),
+            shape: StoredAxes::new(content, variable).shape(),
+        };
+        let tensors = content.variables.iter().enumerate().map(tensor).collect();
+        Ok(Box::new(WindowWriter::new(Self(new), path, content, tensors)))
     }
 }
 
@@ -141,34 +139,21 @@ fn metadata(content: &Content, lines: &[(String, Vec<f64>)]) -> BTreeMap<String,
     metadata
 }
 
-impl DatasetWriter for SafeTensorsWriter {
-    fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()> {
-        let all = self.tensors.points(variable);
-        self.write_window(variable, sample, first, &all, values)
-    }
+impl WindowStore for SafeTensorsFile {
+    type Place = RawArray;
 
-    fn takes_windows(&self) -> bool {
-        true
-    }
-
-    fn write_window(
-        &mut self,
-        variable: &str,
-        sample: usize,
-        first: usize,
-        points: &[Range<usize>],
-        values: &Tensor,
+    fn write(
+        &self,
+        tensor: &RawArray,
+        _variable: &str,
+        window: &[Range<usize>],
+        values: &[f32],
     ) -> Result<()> {
-        let target = self.new.target();
-        self.tensors.write(variable, (sample, first), points, values, |tensor, window, stored| {
-            tensor.write(window, stored).map_err(|error| Error::io(target, "write it", error))
-        })
+        tensor.write(window, values).map_err(|error| Error::io(self.0.target(), "write it", error))
     }
 
-    fn finish(self: Box<Self>) -> Result<()> {
-        let Self { new, tensors } = *self;
-        drop(tensors.finish()?);
-        let target = new.target().to_owned();
-        new.finish().map_err(|error| Error::io(&target, "write it", error))
+    fn finish(self, _tensors: Vec<RawArray>) -> Result<()> {
+        let target = self.0.target().to_owned();
+        self.0.finish().map_err(|error| Error::io(&target, "write it", error))
     }
 }

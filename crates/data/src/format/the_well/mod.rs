@@ -23,8 +23,9 @@ use crate::attributes::TextAttributes;
 use crate::calendar::TimeUnit;
 use crate::content::{Content, TIME};
 use crate::dataset::{
-    Dataset, DatasetWriter, Window, check_window, choose, weighted_change_statistics, weighted_statistics,
+    Dataset, Window, check_window, choose, weighted_change_statistics, weighted_statistics,
 };
+use crate::dataset_writer::DatasetWriter;
 use crate::grid::{DataVariable, Dim, PredictionMeta};
 use crate::registry::{DataSource, Format, NoOptions};
 use crate::writers::WriterFormat;

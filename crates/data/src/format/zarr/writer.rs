@@ -21,7 +21,7 @@ use super::codecs::LARGEST;
 use crate::attributes::TITLE;
 use crate::boxes::{copy, extents, indices, shared, touched};
 use crate::content::{CHANNEL, Content, SAMPLE, StoredAxes, TIME, Texts, UNITS, of_times};
-use crate::dataset::DatasetWriter;
+use crate::dataset_writer::DatasetWriter;
 use crate::finite::check_values;
 use crate::hdf5::plain::{CHANNELS, COMPONENTS, COORDINATES, PERIODIC};
 use crate::unfinished::{Unfinished, check_absent};

@@ -12,7 +12,7 @@ use super::transform::Grid;
 use crate::attributes::TextAttributes;
 use crate::calendar::TimeUnit;
 use crate::content::{Content, Storage};
-use crate::dataset::DatasetWriter;
+use crate::dataset_writer::DatasetWriter;
 use crate::grid::{DataVariable, Dim, PredictionMeta};
 use crate::writers::writer;
 use crate::{Error, Result};

@@ -1,4 +1,4 @@
-//! Variables of a file that is being written.
+//! The writer of every file that takes any window of its frames.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -6,19 +6,38 @@ use std::path::{Path, PathBuf};
 use isobar_torch::memory;
 use tch::{Device, Kind, Tensor};
 
-use super::{Content, StoredAxes};
+use crate::content::{Content, StoredAxes};
+use crate::dataset_writer::DatasetWriter;
 use crate::finite::check_values;
 use crate::grid::DataVariable;
 use crate::{Error, Result};
 
-/// Variables of a file that is being written, each with a storage handle of type `P`. Checks each write, and at the end that all frames
-/// are complete.
+/// Where a format stores values.
+pub(crate) trait WindowStore {
+    /// Storage of one variable, such as a dataset of the file.
+    type Place;
+
+    /// Writes a window that is not empty. Its axes are the [`StoredAxes`] of the variable, and `values` are in their order.
+    fn write(
+        &self,
+        place: &Self::Place,
+        variable: &str,
+        window: &[Range<usize>],
+        values: &[f32],
+    ) -> Result<()>;
+
+    /// Puts the file in its place. All values were written.
+    fn finish(self, places: Vec<Self::Place>) -> Result<()>;
+}
+
+/// Writes windows of frames to a store. Checks each of them, and at the end that all frames are complete.
 #[derive(Debug)]
-pub(crate) struct Written<P> {
+pub(crate) struct WindowWriter<S: WindowStore> {
+    store: S,
     target: PathBuf,
     /// True if NaN marks missing values.
     missing: bool,
-    variables: Vec<Variable<P>>,
+    variables: Vec<Variable<S::Place>>,
 }
 
 #[derive(Debug)]
@@ -30,39 +49,37 @@ struct Variable<P> {
     written: Vec<usize>,
 }
 
-impl<P> Written<P> {
-    /// No variables yet.
-    pub(crate) fn new(target: &Path, content: &Content) -> Self {
-        Self { target: target.to_owned(), missing: content.meta.missing, variables: Vec::new() }
+impl<S: WindowStore> WindowWriter<S> {
+    /// A writer of the file `target` with a place for each variable of the content.
+    pub(crate) fn new(store: S, target: &Path, content: &Content, places: Vec<S::Place>) -> Self {
+        let variable = |(variable, place): (&DataVariable, S::Place)| {
+            let axes = StoredAxes::new(content, variable);
+            let written = vec![0; axes.all_frames()];
+            Variable { name: variable.name.clone(), axes, place, written }
+        };
+        let variables = content.variables.iter().zip(places).map(variable).collect();
+        Self { store, target: target.to_owned(), missing: content.meta.missing, variables }
     }
+}
 
-    /// Adds a variable.
-    pub(crate) fn add(&mut self, content: &Content, variable: &DataVariable, place: P) {
-        let axes = StoredAxes::new(content, variable);
-        let written = vec![0; axes.all_frames()];
-        self.variables.push(Variable { name: variable.name.clone(), axes, place, written });
-    }
-
-    /// Path of the complete file or folder.
-    pub(crate) fn target(&self) -> &Path {
-        &self.target
-    }
-
-    /// All points of a variable.
-    pub(crate) fn points(&self, variable: &str) -> Vec<Range<usize>> {
+impl<S: WindowStore> DatasetWriter for WindowWriter<S> {
+    fn write(&mut self, variable: &str, sample: usize, first: usize, values: &Tensor) -> Result<()> {
         let of = self.variables.iter().find(|known| known.name == variable);
-        of.map(|of| of.axes.all_points()).unwrap_or_default()
+        let all = of.map(|of| of.axes.all_points()).unwrap_or_default();
+        self.write_window(variable, sample, first, &all, values)
     }
 
-    /// Writes a window of consecutive frames of one variable and sample, `[frame, channel, x, …]`: calls `store` with its handle, the
-    /// window in the stored axes, and the values.
-    pub(crate) fn write(
+    fn takes_windows(&self) -> bool {
+        true
+    }
+
+    fn write_window(
         &mut self,
         variable: &str,
-        (sample, first): (usize, usize),
+        sample: usize,
+        first: usize,
         points: &[Range<usize>],
         values: &Tensor,
-        store: impl FnOnce(&P, &[Range<usize>], &[f32]) -> Result<()>,
     ) -> Result<()> {
         let Some(at) = self.variables.iter().position(|known| known.name == variable) else {
             return Err(Error::MissingField {
@@ -80,7 +97,7 @@ impl<P> Written<P> {
         let stored: Vec<f32> = memory::to_vec(&stored)?;
         let window = of.axes.window(sample, frames.clone(), points);
         check_values(&self.target, variable, &window, &stored, self.missing)?;
-        store(&of.place, &window, &stored)?;
+        self.store.write(&of.place, variable, &window, &stored)?;
         let points: usize = points.iter().map(Range::len).product();
         let before = sample * of.axes.frame_count();
         let written = &mut of.written[before + frames.start..before + frames.end];
@@ -88,8 +105,7 @@ impl<P> Written<P> {
         Ok(())
     }
 
-    /// Rejects frames that were not written, or not completely, and returns the places.
-    pub(crate) fn finish(self) -> Result<Vec<P>> {
+    fn finish(self: Box<Self>) -> Result<()> {
         for variable in &self.variables {
             let (frames, points) = (variable.axes.frame_count(), variable.axes.grid().iter().product());
             if let Some(at) = variable.written.iter().position(|&written| written < points) {
@@ -101,6 +117,7 @@ impl<P> Written<P> {
                 )));
             }
         }
-        Ok(self.variables.into_iter().map(|variable| variable.place).collect())
+        let Self { store, variables, .. } = *self;
+        store.finish(variables.into_iter().map(|variable| variable.place).collect())
     }
 }
