@@ -21,6 +21,8 @@ mod size;
 mod song_positions;
 mod spectral;
 mod transformer_formulas;
+mod transformer_masks;
+mod transformer_volumes;
 mod transformers;
 mod transolver;
 mod windows;

@@ -20,18 +20,18 @@ use tch::{Device, Kind, Tensor};
 use crate::common::twin::{Axis, Twin, split};
 use crate::common::{perturb, received};
 
-const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
+pub(crate) const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 
-fn random(seed: u64, shape: &[i64]) -> Tensor {
+pub(crate) fn random(seed: u64, shape: &[i64]) -> Tensor {
     Generator::new(seed).normal(&Window::whole(shape), 0.0, 1.0, DOUBLE).unwrap()
 }
 
-fn store() -> ParamStore {
+pub(crate) fn store() -> ParamStore {
     ParamStore::new(Generator::new(1)).with_options(DOUBLE.0, DOUBLE.1)
 }
 
 /// 6 × 4 tokens.
-fn dit() -> DitConfig {
+pub(crate) fn dit() -> DitConfig {
     DitConfig {
         patch_size: PerDim::Each(vec![2, 3]),
         out_channels: Some(1),
@@ -91,9 +91,14 @@ fn causal() -> DitConfig {
     DitConfig { attn_kwargs: DitAttention { is_causal: Some(true), ..rms }, ..dit() }
 }
 
-fn windows(attention_backend: AttentionBackend) -> DitConfig {
+pub(crate) fn windows(attention_backend: AttentionBackend) -> DitConfig {
     let attn_kwargs = DitAttention { qk_norm: Some(true), ..DitAttention::default() };
     DitConfig { attention_backend, attn_kwargs, ..dit() }
+}
+
+/// With mask tokens.
+pub(crate) fn masked(attention_backend: AttentionBackend) -> DitConfig {
+    DitConfig { use_nan_mask_tokens: true, ..windows(attention_backend) }
 }
 
 fn zero() -> DitConfig {
@@ -115,7 +120,7 @@ fn vit_twin(config: VitConfig) -> Twin {
 }
 
 /// Batch and fields at once.
-fn batch_and(dim: usize) -> Vec<Axis> {
+pub(crate) fn batch_and(dim: usize) -> Vec<Axis> {
     let samples = vec![("fields", 0), ("time", 0), ("conditions", 0)];
     vec![(2, samples), (2, vec![("fields", dim)])]
 }
@@ -137,238 +142,6 @@ fn dit_along_two_axes(
     #[case] axes: Vec<Axis>,
 ) {
     dit_twin(&config).check(&axes);
-}
-
-/// The first sample lacks points of two tokens, the second a corner.
-fn masked_twin(config: &DitConfig) -> Twin {
-    let invalid = |sample: i64, row: i64, column: i64| match sample {
-        0 => row == 5 && (2..=3).contains(&column),
-        _ => row >= 7 && column >= 8,
-    };
-    let points = (0..2 * 144).map(|at| f64::from(u8::from(invalid(at / 144, at / 12 % 12, at % 12))));
-    let inputs = [("fields", vec![2, 2, 12, 12]), ("time", vec![2, 1]), ("invalid_mask", vec![2, 1, 12, 12])];
-    Twin::new(ModelConfig::new(config.clone()), &inputs, &[("fields", vec![2, 1, 12, 12])])
-        .with_values("invalid_mask", points.collect(), Kind::Bool)
-        .perturbed(5)
-}
-
-fn masked(attention_backend: AttentionBackend) -> DitConfig {
-    DitConfig { use_nan_mask_tokens: true, ..windows(attention_backend) }
-}
-
-/// An axis that splits the mask, too.
-fn fields_and_mask(ranks: i64, dim: usize) -> Axis {
-    (ranks, vec![("fields", dim), ("invalid_mask", dim)])
-}
-
-#[rstest]
-#[case::rows(vec![fields_and_mask(2, 2)])]
-#[case::columns(vec![fields_and_mask(3, 3)])]
-#[case::four(vec![fields_and_mask(4, 2)])]
-#[case::fields_alone(split(&[(3, 2)]))]
-#[case::rows_and_columns(vec![fields_and_mask(2, 2), fields_and_mask(2, 3)])]
-#[case::across(vec![(2, vec![("fields", 2), ("invalid_mask", 3)])])]
-#[case::batch_and_rows(vec![(2, vec![("fields", 0), ("time", 0), ("invalid_mask", 0)]), fields_and_mask(2, 2)])]
-fn masked_dit_on_meshes(
-    #[values(AttentionBackend::Natten2d, AttentionBackend::Natten2dRope)] backend: AttentionBackend,
-    #[case] axes: Vec<Axis>,
-) {
-    masked_twin(&DitConfig { gradient_checkpointing: true, ..masked(backend) }).check(&axes);
-}
-
-#[test]
-fn masked_dit_with_empty_shards() {
-    masked_twin(&masked(AttentionBackend::Natten2d)).with_empty_shards().check(&[fields_and_mask(3, 2)]);
-}
-
-/// Attention sees nothing of invalid points; tokens next to them are mixed with the trained token instead.
-#[test]
-fn masked_dit_does_not_attend_to_invalid_points() {
-    let config = DitConfig { depth: 1, ..masked(AttentionBackend::Natten2d) };
-    let mut params = store();
-    let model = Dit::new(&config, &mut params).unwrap();
-    perturb(&params, 3);
-    let (x, t) = (random(1, &[1, 2, 12, 12]), Tensor::zeros([1], DOUBLE));
-    let invalid = Tensor::zeros([1, 12, 12], DOUBLE);
-    let forward = |x: &Tensor, mask| model.forward_masked(x, &t, None, mask, Mode::Eval).unwrap();
-    let differ = |a: &Tensor, b: &Tensor| (a - b).abs().max().double_value(&[]) > 1e-9;
-    assert_eq!(forward(&x, Some(&invalid)), forward(&x, None));
-    // A point of the token at rows 4 and 5, columns 3 to 5, and the token below it.
-    let _ = invalid.narrow(1, 5, 1).narrow(2, 3, 1).f_fill_(0.5).unwrap();
-    let changed = x.copy();
-    let _ = changed.narrow(2, 4, 1).narrow(3, 5, 1).f_add_scalar_(1.0).unwrap();
-    let below = |y: Tensor| y.narrow(2, 6, 2).narrow(3, 3, 3);
-    assert!(differ(&below(forward(&x, None)), &below(forward(&changed, None))));
-    let masked = below(forward(&x, Some(&invalid)));
-    assert!(differ(&masked, &below(forward(&x, None))));
-    assert!(!differ(&masked, &below(forward(&changed, Some(&invalid)))));
-}
-
-/// A mask that is split like the fields adds a few of its own points and of the tokens', within the model's bound.
-#[rstest]
-fn masks_stay_where_the_fields_are(#[values(2, 3)] dim: usize) {
-    let config = masked(AttentionBackend::Natten2d);
-    let (fields, mask) = (("fields", vec![1, 2, 12, 12]), ("invalid_mask", vec![1, 1, 12, 12]));
-    let exchanged =
-        |arrays: &[(&'static str, Vec<i64>)]| received(&ModelConfig::new(config.clone()), arrays, dim);
-    let mut dims = [(1, 1, 1), (12, 12, 1), (12, 12, 1)];
-    dims[dim - 1] = (12, 3, 4);
-    let bound = |config: &DitConfig| config.traffic(&Split::new(4, &dims, 0)).unwrap().forward * 4.0;
-    let of_mask = bound(&config) - bound(&windows(AttentionBackend::Natten2d));
-    let without = exchanged(std::slice::from_ref(&fields));
-    for ((with, _, both), (without, ..)) in exchanged(&[fields, mask]).into_iter().zip(without) {
-        assert!(with - without <= 144 && (with - without) as f64 <= of_mask, "{with} {without} {of_mask}");
-        assert!(both as f64 <= 3.0 * bound(&config), "{both} {}", bound(&config));
-    }
-}
-
-#[test]
-fn dit_refuses_masks_that_do_not_fit() {
-    let (x, t) = (random(1, &[2, 2, 12, 12]), random(2, &[2]));
-    let run = |config: &DitConfig, mask: &[i64]| {
-        let model = Dit::new(config, &mut store()).unwrap();
-        let result = model.forward_masked(&x, &t, None, Some(&random(3, mask)), Mode::Eval);
-        result.map_err(|error| error.to_string())
-    };
-    let config = masked(AttentionBackend::Natten2d);
-    let _ = run(&config, &[2, 12, 12]).unwrap();
-    let _ = run(&config, &[2, 1, 12, 12]).unwrap();
-    for shape in [&[12, 12][..], &[1, 12, 12], &[2, 2, 12, 12], &[2, 4, 6]] {
-        let error = run(&config, shape).unwrap_err();
-        assert!(error.contains("[2, 1, 12, 12] for the invalid_mask"), "{error}");
-    }
-    let error = run(&windows(AttentionBackend::Natten2d), &[2, 12, 12]).unwrap_err();
-    assert!(error.contains("the model has no mask tokens; set use_nan_mask_tokens"), "{error}");
-}
-
-/// 5 × 6 × 4 tokens.
-fn deep(attention_backend: AttentionBackend) -> DitConfig {
-    let windows = attention_backend == AttentionBackend::Natten3d;
-    let attn_kernel = windows.then(|| PerDim::Each(vec![3, 5, 3]));
-    DitConfig {
-        input_size: PerDim::Each(vec![5, 12, 8]),
-        patch_size: PerDim::Each(vec![1, 2, 2]),
-        attention_backend,
-        attn_kwargs: DitAttention { attn_kernel, ..DitAttention::default() },
-        detokenizer: DetokenizerKind::ProjReshape2dConv,
-        detokenizer_kwargs: DitDetokenizer { conv_hidden: Some(4), ..DitDetokenizer::default() },
-        ..dit()
-    }
-}
-
-/// With mask tokens, and a mask of points of a few tokens.
-fn deep_masked_twin() -> Twin {
-    let config = DitConfig { use_nan_mask_tokens: true, ..deep(AttentionBackend::Natten3d) };
-    let points = (0..2 * 480).map(|at| f64::from(u8::from(at % 37 == 0)));
-    let inputs =
-        [("fields", vec![2, 2, 5, 12, 8]), ("time", vec![2, 1]), ("invalid_mask", vec![2, 5, 12, 8])];
-    Twin::new(ModelConfig::new(config), &inputs, &[("fields", vec![2, 1, 5, 12, 8])])
-        .with_values("invalid_mask", points.collect(), Kind::Int64)
-        .perturbed(5)
-}
-
-#[rstest]
-#[case::rows(3, 3)]
-#[case::columns(2, 4)]
-fn masked_dit_of_three_dims(#[case] ranks: i64, #[case] dim: usize) {
-    deep_masked_twin().check(&[(ranks, vec![("fields", dim), ("invalid_mask", dim - 1)])]);
-}
-
-fn deep_twin(config: &DitConfig) -> Twin {
-    let inputs = [("fields", vec![2, 2, 5, 12, 8]), ("time", vec![2, 1])];
-    Twin::new(ModelConfig::new(config.clone()), &inputs, &[("fields", vec![2, 1, 5, 12, 8])]).perturbed(5)
-}
-
-#[rstest]
-#[case::levels(split(&[(2, 2)]))]
-#[case::rows(split(&[(3, 3)]))]
-#[case::columns(split(&[(4, 4)]))]
-#[case::levels_and_rows(split(&[(2, 2), (2, 3)]))]
-#[case::rows_and_columns(split(&[(2, 3), (2, 4)]))]
-#[case::batch_and_columns(batch_and(4))]
-fn dit_of_three_dims(
-    #[values(AttentionBackend::Timm, AttentionBackend::Natten3d)] backend: AttentionBackend,
-    #[case] axes: Vec<Axis>,
-) {
-    deep_twin(&deep(backend)).check(&axes);
-}
-
-#[test]
-fn dit_of_three_dims_with_empty_shards() {
-    deep_twin(&deep(AttentionBackend::Natten3d)).with_empty_shards().check(&split(&[(3, 3)]));
-}
-
-/// Output of a model in evaluation, with the parameters of another one, in other shapes, if there is one.
-fn deep_output(config: &DitConfig, x: &Tensor, of: Option<&ParamStore>) -> (Tensor, ParamStore) {
-    let mut params = store();
-    let model = Dit::new(config, &mut params).unwrap();
-    perturb(&params, 3);
-    for (own, other) in params.trainable().zip(of.iter().flat_map(|of| of.trainable())) {
-        own.tensor.detach().copy_(&other.tensor.reshape(&own.shape));
-    }
-    (model.forward(x, &Tensor::zeros([1], DOUBLE), None, Mode::Eval).unwrap(), params)
-}
-
-/// Windows of one level are those of two dims, and windows of all tokens are attention to all.
-#[test]
-fn windows_of_three_dims_at_their_limits() {
-    let small = |input: &[usize], backend, kernel: Option<&[usize]>| DitConfig {
-        input_size: PerDim::Each(input.to_vec()),
-        patch_size: PerDim::All(1),
-        depth: 2,
-        attention_backend: backend,
-        attn_kwargs: DitAttention {
-            attn_kernel: kernel.map(|kernel| PerDim::Each(kernel.to_vec())),
-            ..DitAttention::default()
-        },
-        ..dit()
-    };
-    let x = random(1, &[1, 2, 1, 6, 7]);
-    let flat = small(&[6, 7], AttentionBackend::Natten2d, Some(&[3, 5]));
-    let (flat, params) = deep_output(&flat, &x.squeeze_dim(2), None);
-    let deep = small(&[1, 6, 7], AttentionBackend::Natten3d, Some(&[1, 3, 5]));
-    let (deep, _) = deep_output(&deep, &x, Some(&params));
-    assert!((deep.squeeze_dim(2) - flat).abs().max().double_value(&[]) < 1e-12);
-    let x = random(1, &[1, 2, 3, 5, 7]);
-    let (all, params) = deep_output(&small(&[3, 5, 7], AttentionBackend::Timm, None), &x, None);
-    let windows = small(&[3, 5, 7], AttentionBackend::Natten3d, Some(&[3, 5, 7]));
-    let (windows, _) = deep_output(&windows, &x, Some(&params));
-    assert!((windows - all).abs().max().double_value(&[]) < 1e-12);
-}
-
-/// A token sees the 3 × 3 × 5 tokens around it, moved inside at the borders, and no others.
-#[test]
-fn windows_of_three_dims_see_their_neighbours() {
-    let (grid, kernel) = ([4i64, 5, 6], [3i64, 3, 5]);
-    let config = DitConfig {
-        input_size: PerDim::Each(grid.map(|extent| extent as usize).to_vec()),
-        patch_size: PerDim::All(1),
-        depth: 1,
-        attention_backend: AttentionBackend::Natten3d,
-        attn_kwargs: DitAttention {
-            attn_kernel: Some(PerDim::Each(kernel.map(|extent| extent as usize).to_vec())),
-            ..DitAttention::default()
-        },
-        ..dit()
-    };
-    let x = random(1, &[1, 2, 4, 5, 6]);
-    let before = deep_output(&config, &x, None).0;
-    for changed_at in [[0, 0, 0], [2, 3, 1], [3, 4, 5]] {
-        let changed = x.copy();
-        let point =
-            (0..3).fold(changed.shallow_clone(), |x, dim| x.narrow(2 + dim as i64, changed_at[dim], 1));
-        let _ = point.shallow_clone().f_add_scalar_(1.0).unwrap();
-        let moved = (deep_output(&config, &changed, None).0 - &before).abs().gt(1e-9);
-        let sees = |dim: usize, at: i64| {
-            let start = (at - kernel[dim] / 2).clamp(0, grid[dim] - kernel[dim]);
-            (start..start + kernel[dim]).contains(&changed_at[dim])
-        };
-        for place in 0..grid.iter().product() {
-            let at = [place / 30, place / 6 % 5, place % 6];
-            let got = moved.int64_value(&[0, 0, at[0], at[1], at[2]]) == 1;
-            assert_eq!(got, (0..3).all(|dim| sees(dim, at[dim])), "{at:?} of {changed_at:?}");
-        }
-    }
 }
 
 #[rstest]
@@ -533,31 +306,6 @@ fn attention_gathers_nothing(#[values(2, 3, 4)] ranks: i64, #[values(2, 3)] dim:
         let received = trace.record().of_module("blocks.0").received();
         assert_eq!(received, trace.received(), "{}", trace.record());
         assert!(received > 0 && received <= 2 * tokens, "{received} of {tokens}: {}", trace.record());
-    });
-}
-
-/// Windows of three dims need the halo of their shard only, whatever dims are split.
-#[rstest]
-fn windows_of_three_dims_receive_borders(#[values(2, 3, 4)] dim: usize) {
-    threads::run(3, Duration::from_secs(60), move |group| {
-        let config = DitConfig {
-            input_size: PerDim::Each(vec![9; 3]),
-            patch_size: PerDim::All(1),
-            depth: 1,
-            attention_backend: AttentionBackend::Natten3d,
-            ..dit()
-        };
-        let mesh = DeviceMesh::new(&group, &[3], &["domain"]).unwrap();
-        let model = Dit::new(&config, &mut MeshParams::new(&mut store(), &mesh)).unwrap();
-        let x =
-            ShardTensor::distribute(&random(1, &[1, 2, 9, 9, 9]), &mesh, &[Placement::Shard(dim)]).unwrap();
-        let t = ShardTensor::distribute(&random(2, &[1]), &mesh, &[Placement::Replicate]).unwrap();
-        let _guard = forbid_hidden_communication();
-        let trace = CommTrace::start(&group);
-        let _ = model.forward(&x, &t, None, Mode::Eval).unwrap();
-        // Two planes of 9 x 9 tokens, of 8 numbers of 8 bytes, of keys and of values; and the numbers of the planes.
-        let planes = 2 * 2 * 81 * 8 * 8;
-        assert!(trace.received() <= planes + 2000, "{} of {planes}: {}", trace.received(), trace.record());
     });
 }
 
