@@ -10,7 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use isobar_data::{DataConfig, Window};
+use isobar_data::{
+    Content, DataConfig, DataVariable, Dim, PredictionMeta, Storage, TimeUnit, Window, writer,
+};
 use isobar_harness::{
     Exit, Launch, Outcome,
     curve::{assert_same_run, losses},
@@ -23,6 +25,7 @@ use nix::{
 };
 use rstest::rstest;
 use serde_json::Value;
+use tch::Tensor;
 use tempfile::tempdir;
 
 const ISOBAR: &str = env!("CARGO_BIN_EXE_isobar-app");
@@ -210,6 +213,43 @@ fn check_attributes(path: &Path, format: &str, expected: &[(&str, &str)]) {
     let found = config.open_all().unwrap().attributes();
     for (name, text) in expected {
         assert_eq!(found.get(name), Some(*text), "{name} of {}", path.display());
+    }
+}
+
+/// Samples without frames keep their times through every format that has a place for them.
+#[test]
+fn times_of_samples_are_converted() {
+    let folder = tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let content = Content {
+        meta: PredictionMeta {
+            name: "days".to_owned(),
+            variables: vec!["u".to_owned()],
+            samples: 2,
+            times: Vec::new(),
+            sample_times: vec![48.0, 24.0],
+            sample_numbers: Vec::new(),
+            attributes: Vec::new(),
+            missing: false,
+            left_out: Vec::new(),
+        },
+        time_unit: Some(TimeUnit { unit: "hours since 2000-01-01".to_owned(), calendar: None }),
+        dims: vec![Dim { name: "x".to_owned(), unit: None, coordinates: vec![0.5, 1.5], periodic: false }],
+        variables: vec![DataVariable::scalar("u")],
+        parameters: Vec::new(),
+        storage: Storage::default(),
+    };
+    let mut file = writer(None, &path("a.nc")).unwrap().create(&path("a.nc"), &content).unwrap();
+    let values = Tensor::from_slice(&[1_f32, 2.0]).view([1, 1, 2]);
+    (0..2).for_each(|sample| file.write("u", sample, 0, &values).unwrap());
+    file.finish().unwrap();
+    for pair in ["a.nc", "b.zarr", "c.h5", "d.safetensors", "e.nc"].windows(2) {
+        let [from, to] = [pair[0], pair[1]].map(|name| path(name).display().to_string());
+        let _ = data(&["convert", &from, &to]).expect_success();
+        let config = DataConfig { path: path(pair[1]).into(), ..DataConfig::default() };
+        let data = config.open_all().unwrap();
+        assert_eq!(data.sample_times(), Some(vec![48.0, 24.0]), "{to}");
+        assert_eq!(data.time_unit(), content.time_unit.as_ref(), "{to}");
     }
 }
 

@@ -86,8 +86,8 @@ fn number(record: &Value, key: &str) -> f64 {
     record[key].as_f64().unwrap_or_else(|| panic!("no number {key} in {record}"))
 }
 
-/// The lines of the energy spectra beside a prediction: step, time, variable, unit and wave number, with the energies of the forecast and
-/// of the truth.
+/// Reads the energy spectra beside a prediction: of each line the step, time, variable, unit and wave number, and the energies of
+/// forecast and truth.
 fn spectra(out: &Path) -> Vec<(String, [f64; 2])> {
     let text = fs::read_to_string(out.with_extension("spectra.csv")).unwrap();
     let mut lines = text.lines();
@@ -203,7 +203,7 @@ fn forecasts_have_the_errors_of_their_fields() {
     };
     let (outcome, out) = predict(1, &[]);
     let (whole, energies) = (table(&out.with_extension("csv")), spectra(&out));
-    // Shells of a square grid go up to its diagonal.
+    // The largest wave number is that of the corner, √2 · POINTS / 2.
     let shells = (POINTS as f64 / 2.0 * 2_f64.sqrt()).round() as usize + 1;
     assert_eq!(energies.len(), (FRAMES - 1) * 3 * shells);
     assert_eq!(whole.len(), (FRAMES - 1) * 3);

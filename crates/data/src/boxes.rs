@@ -32,8 +32,8 @@ pub(crate) fn indices(all: &[Range<usize>]) -> impl Iterator<Item = Vec<usize>> 
     })
 }
 
-/// The index in the array of the value that is at a place of a window, in C order.
-pub(crate) fn index_in(window: &[Range<usize>], at: usize) -> Vec<usize> {
+/// Returns the index in the array of element `at` of a window, in C order.
+pub(crate) fn index_in_array(window: &[Range<usize>], at: usize) -> Vec<usize> {
     let mut left = at;
     let place = |range: &Range<usize>| {
         let place = range.start + left % range.len();

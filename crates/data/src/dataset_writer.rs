@@ -11,8 +11,8 @@ use crate::{Error, Result};
 pub trait DatasetWriter {
     /// Writes consecutive frames of one variable and sample, from `first` on: `[frame, channel, x, …]`. A writer that
     /// takes windows may get frames of several samples in turn; any other writer gets one sample after the other. A variable
-    /// that [is static](DataVariable::is_static) is written once, as frame 0 of sample 0; one that
-    /// [is uniform](DataVariable::uniform) has one point along each dim.
+    /// that [is static](crate::DataVariable::is_static) is written once, as frame 0 of sample 0; one that
+    /// [is uniform](crate::DataVariable::uniform) has one point along each dim.
     ///
     /// # Errors
     /// A variable, sample or frame that the file does not have, another shape, or a full disk. A format without NaN rejects it

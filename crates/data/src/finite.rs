@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
-use crate::boxes::index_in;
+use crate::boxes::index_in_array;
 use crate::{Error, Result};
 
 /// Refuses a window's values if one is not finite, with its index in the dataset.
@@ -23,6 +23,6 @@ pub(crate) fn check_values(
     let Some(at) = values.iter().position(|value| !(value.is_finite() || missing && value.is_nan())) else {
         return Ok(());
     };
-    let (index, value) = (index_in(window, at), f64::from(values[at]));
+    let (index, value) = (index_in_array(window, at), f64::from(values[at]));
     Err(Error::NotFinite { path: path.to_owned(), dataset: name.to_owned(), index, value })
 }

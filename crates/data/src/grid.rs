@@ -174,7 +174,7 @@ pub struct PredictionMeta {
     /// Times of the frames of each trajectory; empty for samples without time.
     pub times: Vec<f64>,
     /// Time of each sample, for samples without frames that have one, in any order; else empty. Formats write it as the variable `time`
-    /// of the axis of samples; The Well's schema and PDEBench's layout leave it out.
+    /// of the axis of samples; PDEBench's layout of Darcy flow leaves it out, with a warning.
     pub sample_times: Vec<f64>,
     /// Numbers of the samples in the data set that they come from, the coordinates of the axis of samples; empty for 0, 1, 2, …
     pub sample_numbers: Vec<usize>,

@@ -230,7 +230,9 @@ impl DataConfig {
         let other = limited(&self.opened(path)?, &format!("data.{key}_times"), times.as_ref())?;
         compatible::check(&**whole, &*other, &format!("data.{key}_path"))?;
         Ok(Some(match whole.time_unit() {
-            Some(unit) if other.time_unit() != Some(unit) => Arc::new(Frames::in_unit(other, unit)?),
+            Some(unit) if other.times().is_some() && other.time_unit() != Some(unit) => {
+                Arc::new(Frames::in_unit(other, unit)?)
+            }
             _ => other,
         }))
     }

@@ -1,4 +1,4 @@
-//! The writer of every file that takes any window of its frames.
+//! The writer of formats that store each window as it comes.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -12,52 +12,50 @@ use crate::finite::check_values;
 use crate::grid::DataVariable;
 use crate::{Error, Result};
 
-/// Where a format stores values.
+/// Storage of a [`WindowWriter`]: a format's file.
 pub(crate) trait WindowStore {
-    /// Storage of one variable, such as a dataset of the file.
-    type Place;
+    /// Handle of the storage of one variable, such as a dataset.
+    type Handle;
 
     /// Writes a window that is not empty. Its axes are the [`StoredAxes`] of the variable, and `values` are in their order.
     fn write(
         &self,
-        place: &Self::Place,
+        handle: &Self::Handle,
         variable: &str,
         window: &[Range<usize>],
         values: &[f32],
     ) -> Result<()>;
 
-    /// Puts the file in its place. All values were written.
-    fn finish(self, places: Vec<Self::Place>) -> Result<()>;
+    /// Renames the file into handle, once all values are written.
+    fn finish(self, handles: Vec<Self::Handle>) -> Result<()>;
 }
 
 /// Writes windows of frames to a store. Checks each of them, and at the end that all frames are complete.
-#[derive(Debug)]
 pub(crate) struct WindowWriter<S: WindowStore> {
     store: S,
     target: PathBuf,
     /// True if NaN marks missing values.
     missing: bool,
-    variables: Vec<Variable<S::Place>>,
+    variables: Vec<Variable<S::Handle>>,
 }
 
-#[derive(Debug)]
 struct Variable<P> {
     name: String,
     axes: StoredAxes,
-    place: P,
+    handle: P,
     /// Points of each channel that were written, by sample and frame.
     written: Vec<usize>,
 }
 
 impl<S: WindowStore> WindowWriter<S> {
-    /// A writer of the file `target` with a place for each variable of the content.
-    pub(crate) fn new(store: S, target: &Path, content: &Content, places: Vec<S::Place>) -> Self {
-        let variable = |(variable, place): (&DataVariable, S::Place)| {
+    /// Creates a writer of the file `target`, with a handle for each variable of the content.
+    pub(crate) fn new(store: S, target: &Path, content: &Content, handles: Vec<S::Handle>) -> Self {
+        let variable = |(variable, handle): (&DataVariable, S::Handle)| {
             let axes = StoredAxes::new(content, variable);
             let written = vec![0; axes.all_frames()];
-            Variable { name: variable.name.clone(), axes, place, written }
+            Variable { name: variable.name.clone(), axes, handle, written }
         };
-        let variables = content.variables.iter().zip(places).map(variable).collect();
+        let variables = content.variables.iter().zip(handles).map(variable).collect();
         Self { store, target: target.to_owned(), missing: content.meta.missing, variables }
     }
 }
@@ -97,7 +95,7 @@ impl<S: WindowStore> DatasetWriter for WindowWriter<S> {
         let stored: Vec<f32> = memory::to_vec(&stored)?;
         let window = of.axes.window(sample, frames.clone(), points);
         check_values(&self.target, variable, &window, &stored, self.missing)?;
-        self.store.write(&of.place, variable, &window, &stored)?;
+        self.store.write(&of.handle, variable, &window, &stored)?;
         let points: usize = points.iter().map(Range::len).product();
         let before = sample * of.axes.frame_count();
         let written = &mut of.written[before + frames.start..before + frames.end];
@@ -118,6 +116,6 @@ impl<S: WindowStore> DatasetWriter for WindowWriter<S> {
             }
         }
         let Self { store, variables, .. } = *self;
-        store.finish(variables.into_iter().map(|variable| variable.place).collect())
+        store.finish(variables.into_iter().map(|variable| variable.handle).collect())
     }
 }

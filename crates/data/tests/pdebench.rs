@@ -6,7 +6,7 @@ use std::path::Path;
 
 use hdf5_metno::File;
 use isobar_data::{
-    Content, DataConfig, DataVariable, Dataset, Dim, Error, PredictionMeta, Storage, Window, writer,
+    Content, DataConfig, DataVariable, Dataset, Dim, Error, PredictionMeta, Storage, TimeUnit, Window, writer,
 };
 use ndarray::ArrayD;
 use rstest::rstest;
@@ -207,7 +207,7 @@ const TIMES: [f64; 3] = [0.0, 0.5, 1.0];
 /// Content of two samples on 5 points along each dim; a variable is its name and number of channels, 0 for a scalar.
 fn content(variables: &[(&str, usize)], times: &[f64], dims: usize) -> Content {
     let variable = |&(name, channels): &(&str, usize)| match channels {
-        0 => DataVariable::scalar(name),
+        0 => DataVariable { unit: Some("kg".to_owned()), ..DataVariable::scalar(name) },
         _ => DataVariable {
             channels: (0..channels).map(|at| format!("{name}{}", ["a", "b", "c"][at])).collect(),
             unit: Some("m s-1".to_owned()),
@@ -217,7 +217,7 @@ fn content(variables: &[(&str, usize)], times: &[f64], dims: usize) -> Content {
     };
     let dim = |name: &&str| Dim {
         name: (*name).to_owned(),
-        unit: None,
+        unit: Some("m".to_owned()),
         coordinates: (0..5).map(|at| f64::from(at) * 0.25 + 1.0).collect(),
         periodic: false,
     };
@@ -233,7 +233,10 @@ fn content(variables: &[(&str, usize)], times: &[f64], dims: usize) -> Content {
             missing: false,
             left_out: Vec::new(),
         },
-        time_unit: None,
+        time_unit: Some(TimeUnit {
+            unit: "hours since 2000-01-01".to_owned(),
+            calendar: Some("noleap".to_owned()),
+        }),
         dims: ["a", "b", "c"][..dims].iter().map(dim).collect(),
         variables: variables.iter().map(variable).collect(),
         parameters: vec![("beta".to_owned(), 0.25)],
@@ -286,6 +289,7 @@ fn trajectories_that_are_written_are_read(
     let data = open(&path, names, json!({})).unwrap();
     assert_eq!((data.samples(), data.times()), (SAMPLES, Some(&TIMES[..])));
     assert_eq!(data.dims()[0].coordinates, content.dims[0].coordinates);
+    assert_eq!((data.dims()[0].unit.as_deref(), data.time_unit()), (Some("m"), content.time_unit.as_ref()));
     for (found, written) in data.variables().iter().zip(&content.variables) {
         assert_eq!(found.unit, written.unit);
         if written.channels.len() > 1 {

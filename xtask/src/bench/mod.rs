@@ -389,7 +389,7 @@ fn print_table(table: &[Row], rounds: &BTreeMap<String, Rounds>) -> Vec<String> 
         if least.is_some_and(|least| ratio < least) {
             low.push(format!("{name} {ratio:.2}"));
         }
-        let or_dash = |number: Option<f64>| number.map_or("-".to_owned(), |number| format!("{number:.1}"));
+        let or_dash = |number: Option<f64>| number.map_or("-".to_owned(), |number| format!("{number:.2}"));
         let memcpy = (!case.memcpy.is_empty()).then(|| median(case.memcpy.clone()));
         println!(
             "{name:<30} {:<12} {:>10} {:>10} {ratio:>7.2} {:>7} {:>10}",

@@ -8,10 +8,10 @@ use serde_json::{Map, Value};
 use super::{Peer, Row};
 use crate::run::ROOT;
 
-/// Minimum ratio of PyTorch's time to that of a step on one rank: they are equal but for the noise of a measurement.
+/// Minimum ratio of PyTorch's step time to that of Isobar on one rank: equal, with 5 % for the noise of the measurement.
 const ONE_RANK: f64 = 1.0 / 1.05;
-/// Minimum ratio of the time of one-rank runs, all at the same time, to that of a step over two ranks: 0.58, with the noise of a
-/// measurement.
+/// Minimum ratio of the step time of one-rank runs, of which one runs on each core, to that of one step over two ranks. The goal is
+/// 1/0.58; 1/0.6 allows for the noise of the measurement.
 const SCALING: f64 = 1.0 / 0.6;
 
 /// The two cases of a model's training step.

@@ -112,8 +112,9 @@ fn means(data: &dyn Dataset, variables: &[DataVariable], args: &CoarsenArgs, mis
         ..dim.clone()
     };
     let meta = meta(data, variables, (data.samples(), data.times().unwrap_or_default()), args);
+    let sample_times = data.sample_times().unwrap_or_default();
     let content = Content {
-        meta: PredictionMeta { missing, ..meta },
+        meta: PredictionMeta { missing, sample_times, ..meta },
         time_unit: data.time_unit().cloned(),
         dims: data.dims().iter().map(coarse).collect(),
         variables: variables.to_vec(),

@@ -65,6 +65,10 @@ fn show(data: &dyn Dataset) {
         let unit = data.time_unit().map(|unit| &*unit.unit);
         terminal::line(&format!("  {}", line("time", unit, times, false)));
     }
+    if let Some(times) = data.sample_times() {
+        let unit = data.time_unit().map(|unit| &*unit.unit);
+        terminal::line(&format!("  {}", line("sample time", unit, &times, false)));
+    }
     terminal::line("variables");
     data.variables()
         .iter()

@@ -55,8 +55,8 @@ pub(crate) struct PredictArgs {
     #[arg(long, value_name = "STEPS", allow_negative_numbers = true)]
     steps: Option<usize>,
     /// The file to write: HDF5 in the layout of the data, plain HDF5 if that layout has no NaN and the forecast has, or with the extension .nc NetCDF-4 or .zarr Zarr with the conventions of CF; by default
-    /// prediction.h5 in the folder of the run. A picture and a
-    /// table of the errors after each step (CSV) get the same name
+    /// prediction.h5 in the folder of the run. Pictures, a table of the errors after each step (CSV), metrics and spectra
+    /// get the same name
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }

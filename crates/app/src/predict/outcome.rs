@@ -22,7 +22,7 @@ pub(super) struct Outcome {
     pub(super) persistence: Vec<Vec<Vec<VariableError>>>,
     /// Metrics of the configuration.
     pub(super) board: Scoreboard,
-    /// Energy spectra, if the metrics have their error.
+    /// Energy spectra, if `metrics.report` contains `spectrum`.
     pub(super) spectra: Option<Spectra>,
     /// Samples with values that are not finite.
     pub(super) divergence: Divergence,
@@ -143,7 +143,7 @@ impl Outcome {
                     values: steps.iter().map(|of| value(of.persistence.get(at))).collect(),
                 },
             ],
-            from_zero: true,
+            include_zero: true,
         };
         let charts: Vec<Chart> = variables.iter().enumerate().map(chart).collect();
         chart::save(&charts, path)?;
@@ -228,8 +228,7 @@ fn table(
     }
 }
 
-/// A cell of CSV.
-/// Quotes a text for a cell of CSV, if it must be.
+/// Quotes a cell of CSV if it contains a comma, a quote or a line break.
 pub(super) fn quoted(text: &str) -> String {
     match text.contains([',', '"', '\n', '\r']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),

@@ -79,7 +79,7 @@ impl<'a> Report<'a> {
             said.push(format!("curves      {}", metric_curves.display()));
         }
         if let Some(found) = &outcome.spectra {
-            let mut all = found.all();
+            let mut all = found.means();
             let diverged = all.iter_mut().filter(|spectra| !outcome.is_finite(spectra.step));
             diverged.for_each(|spectra| spectra.forecast.fill(f64::NAN));
             said.extend(spectra::write(files, &all, variables, &times)?);

@@ -158,7 +158,7 @@ impl Prediction<'_> {
         };
         let metrics = scoring.report.metrics();
         let board = Scoreboard::new(metrics, known);
-        let spectra = Spectra::are_asked(metrics).then(Spectra::default);
+        let spectra = Spectra::are_reported(metrics).then(Spectra::default);
         Outcome { first: None, errors, persistence, board, spectra, divergence: Divergence::default() }
     }
 }

@@ -17,8 +17,8 @@ pub(crate) struct Chart {
     pub(crate) places: Vec<f64>,
     /// The first is drawn above the others.
     pub(crate) curves: Vec<Curve>,
-    /// True if the range of values contains 0.
-    pub(crate) from_zero: bool,
+    /// True to extend the vertical axis to 0.
+    pub(crate) include_zero: bool,
 }
 
 /// A value at each place; `None` where there is none.
@@ -102,13 +102,13 @@ impl Chart {
         }
     }
 
-    /// Returns the least and the largest value, and 0 if it is beyond them and belongs to the range.
+    /// Returns the range of the vertical axis: the least and the largest value, extended to 0 if `include_zero`.
     fn range(&self) -> (f64, f64) {
         let values = self.curves.iter().flat_map(|curve| curve.values.iter().flatten().copied());
         let values = values.filter(|value| value.is_finite());
         let wider = |(low, high): (f64, f64), value: f64| (low.min(value), high.max(value));
         let own = values.map(|value| (value, value)).reduce(|range, (value, _)| wider(range, value));
-        match self.from_zero {
+        match self.include_zero {
             true => wider(own.unwrap_or_default(), 0.0),
             false => own.unwrap_or_default(),
         }
@@ -125,7 +125,7 @@ impl Chart {
         for line in 0..=4 {
             canvas.block(left, top + line * SIDE / 4, SIDE, 1, FRAME);
         }
-        if self.from_zero && low < 0.0 {
+        if self.include_zero && low < 0.0 {
             canvas.block(left, height(0.0) as usize, SIDE, 1, GREY);
         }
         canvas.text(&number(high), (left - NUMBERS, top), INK);
@@ -186,7 +186,7 @@ mod tests {
                 curve("forecast", COLOURS[0], [Some(0.0), Some(1.0), Some(2.0)]),
                 curve("no change", GREY, [Some(2.0), None, Some(diverged)]),
             ],
-            from_zero: true,
+            include_zero: true,
         };
         let canvas = canvas(&[chart]);
         let (left, top) = (MARGIN + NUMBERS, MARGIN + 2 * LETTER + LETTER / 2);
@@ -207,7 +207,7 @@ mod tests {
         };
         let curves: Vec<Curve> = (0..4).map(curve).collect();
         let (title, axis) = ("bias".to_owned(), "lead time".to_owned());
-        let chart = Chart { title, axis, places: vec![1.0, 2.0], curves, from_zero: true };
+        let chart = Chart { title, axis, places: vec![1.0, 2.0], curves, include_zero: true };
         assert_eq!(chart.range(), (-1.0, 3.0));
         let rows: Vec<usize> = chart.legend().iter().map(Vec::len).collect();
         assert_eq!(rows, [2, 2]);
@@ -222,7 +222,7 @@ mod tests {
     fn nothing_but_zeros_and_a_single_place_are_drawn() {
         let curves = vec![Curve { name: "forecast".to_owned(), colour: COLOURS[0], values: vec![Some(0.0)] }];
         let (title, axis) = ("u".to_owned(), "lead time".to_owned());
-        let chart = Chart { title, axis, places: vec![1.0], curves, from_zero: true };
+        let chart = Chart { title, axis, places: vec![1.0], curves, include_zero: true };
         let folder = tempfile::tempdir().unwrap();
         save(&[chart], &folder.path().join("x.png")).unwrap();
     }

@@ -15,7 +15,7 @@ pub(crate) mod picture;
 mod place;
 mod portion;
 mod ranks;
-mod raster;
+pub(crate) mod raster;
 mod reading;
 mod resume;
 mod roles;

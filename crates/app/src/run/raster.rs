@@ -208,7 +208,7 @@ impl Palette {
 }
 
 /// A number in at most eight letters.
-pub(super) fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
         size if (1e-3..1e4).contains(&size) => format!("{value:.4}").chars().take(6).collect(),

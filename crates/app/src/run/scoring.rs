@@ -79,7 +79,7 @@ impl Scoring {
         Ok(masked_variable_errors(prediction, target, &present)?)
     }
 
-    /// Makes the forecast of `count` samples that metrics are computed of; `None` without metrics. All ranks of the layout call.
+    /// Returns a forecast of `count` samples, as metrics take it; `None` without metrics. All ranks of the layout call.
     pub(crate) fn forecast<L: FieldLayout>(
         &self,
         layout: &L,
@@ -205,7 +205,7 @@ fn charts(scores: &[Scores], report: &Report, variables: &[Variable], times: &[f
                 axis: "lead time".to_owned(),
                 places: scores.iter().map(|scores| lead_time(times, scores.step)).collect(),
                 curves: own.into_iter().map(|variable| curve(scores, at, (variable, variables))).collect(),
-                from_zero: true,
+                include_zero: true,
             });
         }
     }

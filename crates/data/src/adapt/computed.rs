@@ -125,7 +125,7 @@ impl Computed {
             }
         }
         let timed = names.iter().find(|name| Self::needs_time(name));
-        let axis = match (timed, data.time_unit()) {
+        let axis = match (timed, data.time_unit().filter(|_| data.times().is_some())) {
             (None, _) => None,
             (Some(name), None) => {
                 return Err(Error::Config(format!(

@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 use super::layout::{Layout, Reader, Role, Variable};
 use super::{ArrayOptions, Arrays, Values};
 use crate::attributes::TextAttributes;
-use crate::boxes::index_in;
+use crate::boxes::index_in_array;
 use crate::calendar::TimeUnit;
 use crate::dataset::{Dataset, Window, cat, check_window, choose};
 use crate::grid::{DataVariable, Dim};
@@ -154,7 +154,7 @@ impl ArrayDataset {
             path: self.arrays.path().to_owned(),
             dataset: variable.path.clone(),
             value,
-            index: index_in(window, at),
+            index: index_in_array(window, at),
         };
         match (found, &values) {
             (Some(at), Values::F32(values)) => return Err(missing_value(at, f64::from(values[at]))),
@@ -173,7 +173,7 @@ impl ArrayDataset {
             Some(at) => Err(Error::NotFinite {
                 path: self.arrays.path().to_owned(),
                 dataset: variable.path.clone(),
-                index: index_in(window, at),
+                index: index_in_array(window, at),
                 value: f64::from(values[at]),
             }),
         }
@@ -192,7 +192,7 @@ impl ArrayDataset {
             Some(at) => Err(Error::NotFinite {
                 path: self.arrays.path().to_owned(),
                 dataset: variable.path.clone(),
-                index: index_in(window, at),
+                index: index_in_array(window, at),
                 value: f64::from(values[at]),
             }),
         }

@@ -67,6 +67,9 @@ type Opened<'a> = (&'a String, String, ArrayInfo, Vec<String>);
 /// Channels of a variable: stored ones in runs of consecutive ones, their names, and their coordinates.
 type Channels = (Vec<Range<usize>>, Vec<String>, Option<Levels>);
 
+/// The time of each sample, and their unit and calendar.
+type SampleTimes = (Vec<f64>, Option<TimeUnit>);
+
 impl Reader<'_> {
     /// Finds the layout of the variables of these names. `frames` are those of the file's trajectories, if the variables need not have
     /// an axis of times themselves.
@@ -92,10 +95,14 @@ impl Reader<'_> {
         let frames = self.extent(&self.options.time, &opened)?.or(frames.filter(|_| samples.is_none()));
         let first = opened[0].1.clone();
         let times = frames.map(|frames| self.times(&first, frames)).transpose()?;
-        let of_samples = samples.filter(|_| times.is_none()).and_then(|samples| self.sample_times(samples));
+        let sample_times = match samples.filter(|_| times.is_none()) {
+            Some(samples) => self.sample_times(&opened, samples)?,
+            None => None,
+        };
         let (times, unit) = times.map_or((None, None), |(times, unit)| (Some(times), unit));
-        let (sample_times, of_samples) = of_samples.map_or((None, None), |(own, unit)| (Some(own), unit));
-        let time_unit = unit.or(of_samples);
+        let (sample_times, sample_unit) =
+            sample_times.map_or((None, None), |(times, unit)| (Some(times), unit));
+        let time_unit = unit.or(sample_unit);
         let (mut variables, mut described) = (Vec::new(), Vec::new());
         for (name, path, info, axes) in opened {
             let roles: Vec<Role> = axes.iter().map(|axis| self.role(axis, &channel_axes, &dims)).collect();
@@ -469,12 +476,9 @@ impl Reader<'_> {
                 return Err(self.misfit(path, shape(&info.shape), expected));
             }
         }
-        // Groups from the variable's own to the root.
-        let groups = beside.rmatch_indices('/').map(|(at, _)| &beside[..at]);
         // Coordinates of another dtype, such as names of stations, leave numbers; times of another dtype are an error.
         let names = if axis == self.options.time { self.arrays.all_names() } else { self.arrays.names() };
-        let nearest = groups.map(|group| format!("{group}/{axis}")).chain([axis.to_owned()]);
-        for path in nearest.filter(|path| names.contains(path)) {
+        for path in nearest(beside, axis).filter(|path| names.contains(path)) {
             let info = self.arrays.info(&path)?;
             if info.shape == [extent] {
                 return Ok(Some((path, info)));
@@ -500,17 +504,34 @@ impl Reader<'_> {
         }
     }
 
-    /// The time of each sample: an array with the name of the axis of times, along the axis of samples. `None` without one that can be
-    /// read.
-    fn sample_times(&self, samples: usize) -> Option<(Vec<f64>, Option<TimeUnit>)> {
-        let (path, info, axes) = self.variable(&self.options.time).ok()?;
-        if axes != [self.options.sample.as_str()] || info.shape != [samples] {
-            return None;
+    /// Reads the time of each sample: the array of the time axis's coordinates, if it is along the axis of samples. `None` without one,
+    /// or if it is itself one of the variables. Times that cannot be used are left out, with a warning.
+    fn sample_times(&self, opened: &[Opened<'_>], samples: usize) -> Result<Option<SampleTimes>> {
+        let ArrayOptions { sample, time, variables, coordinates, .. } = self.options;
+        let own = variables.get(time);
+        let named = coordinates.get(time).map(String::as_str).or_else(|| own.map(|own| own.path()));
+        let known = self.arrays.names();
+        let mut paths = named.map(str::to_owned).into_iter().chain(nearest(&opened[0].1, time));
+        let Some(path) = paths.find(|path| known.contains(path)) else { return Ok(None) };
+        let read = || {
+            let info = self.arrays.info(&path)?;
+            let axes = own.and_then(|own| own.axes()).map(<[String]>::to_vec).or_else(|| info.axes.clone());
+            let is_along_samples = axes.is_none_or(|axes| axes == [sample.as_str()]);
+            if info.shape != [samples] || !is_along_samples || opened.iter().any(|(_, own, ..)| *own == path)
+            {
+                return Ok(None);
+            }
+            let times = self.line(&path, &info)?;
+            let unit = own.and_then(|own| own.unit()).map(str::to_owned).or(info.unit);
+            Ok(Some((times, unit.map(|unit| TimeUnit { unit, calendar: info.calendar }))))
+        };
+        match read() {
+            Err(error @ (Error::NotFinite { .. } | Error::Layout { .. })) => {
+                tracing::warn!("the times of samples are not used: {error}");
+                Ok(None)
+            }
+            times => times,
         }
-        let times = self.line(&path, &info).ok()?;
-        let own = self.options.variables.get(&self.options.time).and_then(|own| own.unit());
-        let unit = own.map(str::to_owned).or(info.unit);
-        Some((times, unit.map(|unit| TimeUnit { unit, calendar: info.calendar })))
     }
 
     /// The stored channels of some levels along an axis, in the order requested.
@@ -624,6 +645,12 @@ impl Reader<'_> {
         let path = self.arrays.path().to_owned();
         Error::Layout { path, name: name.to_owned(), found: found.into(), expected: expected.into() }
     }
+}
+
+/// Paths of the axis's name in the groups from that of a variable to the root.
+fn nearest(beside: &str, axis: &str) -> impl Iterator<Item = String> {
+    let groups = beside.rmatch_indices('/').map(|(at, _)| &beside[..at]);
+    groups.map(move |group| format!("{group}/{axis}")).chain([axis.to_owned()])
 }
 
 /// Returns whether longitudes go around the globe: a step after the last comes the first again.

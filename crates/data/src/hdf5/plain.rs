@@ -40,8 +40,8 @@ pub(crate) enum Dialect {
 }
 
 /// Creates an HDF5 file: `/<variable>` is `[sample, time, channel, x, …]`, without time for samples that have none, and without channel
-/// for scalars; `/<dim>`, `/time` and levels are coordinates. The attribute `axes` of each dataset names its axes, or dimension scales do,
-/// and `units` its unit. The file takes its name once it is complete.
+/// for scalars; `/<dim>`, `/time` and levels are coordinates. The attribute `axes` of each dataset, or in NetCDF its
+/// dimension scales, name its axes; the attribute `units` is its unit. The file is renamed into place once it is complete.
 pub(crate) fn create(path: &Path, content: &Content, dialect: Dialect) -> Result<Box<dyn DatasetWriter>> {
     let layout = Layout { content, dialect };
     layout.check_names(path)?;
@@ -58,11 +58,11 @@ pub(crate) fn create(path: &Path, content: &Content, dialect: Dialect) -> Result
     Ok(Box::new(WindowWriter::new(PlainFile(aside), path, content, datasets)))
 }
 
-/// The unfinished file.
+/// An unfinished file of plain HDF5 or NetCDF-4.
 struct PlainFile(AtomicFile);
 
 impl WindowStore for PlainFile {
-    type Place = Dataset;
+    type Handle = Dataset;
 
     fn write(
         &self,
@@ -84,25 +84,25 @@ impl WindowStore for PlainFile {
     }
 }
 
-/// Everything in the file but values.
+/// Structure of the file: attributes, coordinates and empty datasets.
 struct Layout<'a> {
     content: &'a Content,
     dialect: Dialect,
 }
 
 impl Layout<'_> {
-    /// Returns whether there are coordinates of channels. A dim of NetCDF has one extent, and always coordinates here.
+    /// Returns whether a channel axis has coordinates: if it has levels, and always in NetCDF, where each name of a dim has one extent.
     fn has_coordinates(&self, axis: &ChannelAxis<'_>) -> bool {
         axis.levels.is_some() || self.dialect == Dialect::NetCdf
     }
 
-    /// Axes of channels that have coordinates.
+    /// Returns the channel axes that have coordinates.
     fn channel_axes(&self) -> Vec<ChannelAxis<'_>> {
         let axes = self.content.channel_axes().into_iter();
         axes.filter(|axis| self.has_coordinates(axis)).collect()
     }
 
-    /// Rejects variables that have the name of coordinates, or none that a link can have.
+    /// Rejects names of variables that no HDF5 link can have, or that coordinates have.
     fn check_names(&self, path: &Path) -> Result<()> {
         let Content { dims, variables, .. } = self.content;
         let channel_axes = self.channel_axes();
@@ -115,7 +115,7 @@ impl Layout<'_> {
         let wrong = variables.iter().find(|variable| !is_link(&variable.name) || taken(&variable.name));
         let Some(variable) = wrong else { return Ok(()) };
         Err(Error::Invalid(format!(
-            "{:?} cannot be the name of a variable in {}: it has a `/`, or is that of a coordinate; give it another name, as in --set \
+            "{:?} cannot be the name of a variable in {}: it is empty, has a `/`, or is the name of a coordinate; give it another name, as in --set \
              'data.FORMAT.variables={{ t2m = \"group/t2m\" }}', and name it in data.fields",
             variable.name,
             path.display()
@@ -223,12 +223,13 @@ impl Layout<'_> {
     }
 }
 
-/// Creates a dataset of one axis.
+/// Creates a dataset of one axis, float64.
 fn create_numbers(file: &File, name: &str, values: &[f64]) -> hdf5_metno::Result<Dataset> {
     file.new_dataset_builder().obj_track_times(false).with_data(values).create(name)
 }
 
-fn write_texts(dataset: &Dataset, attributes: &Texts<'_>) -> hdf5_metno::Result<()> {
+/// Writes attributes.
+pub(crate) fn write_texts(dataset: &Dataset, attributes: &Texts<'_>) -> hdf5_metno::Result<()> {
     attributes.iter().try_for_each(|(name, own)| text(dataset, name, own))
 }
 

@@ -92,7 +92,7 @@ impl Joined {
             order.add(known, &*data)?;
             found.push(File::of(file, &*data));
             parameters.push(data.parameters());
-            // Files without frames stay in the order of the list.
+            // Files with such times have no frames, by which files would be sorted.
             sample_times = sample_times.zip(sample_times_in(&*data, known.time_unit())).map(
                 |(mut all, own): (Vec<f64>, _)| {
                     all.extend(own);
@@ -286,7 +286,7 @@ impl Dataset for Joined {
     }
 }
 
-/// The times of a file's samples, in another unit; `None` without times, or if the units have nothing in common.
+/// Returns the times of a file's samples in `unit`; `None` without times, or if they cannot be converted.
 fn sample_times_in(data: &dyn Dataset, unit: Option<&TimeUnit>) -> Option<Vec<f64>> {
     let times = data.sample_times()?;
     match (data.time_unit(), unit) {

@@ -52,7 +52,7 @@ pub(crate) fn split_arrays(names: &[&'static str], axes: &[(i64, usize)]) -> Vec
     axes.iter().map(|&(ranks, dim)| (ranks, dims(dim))).collect()
 }
 
-/// Axes of a mesh, from numbers of ranks and the dim of the fields and of their conditions that each splits.
+/// Axes of a mesh, from numbers of ranks and the dim along which each splits fields and conditions.
 pub(crate) fn with_conditions(axes: &[(i64, usize)]) -> Vec<Axis> {
     split_arrays(&[Batch::<Tensor>::FIELDS, "conditions"], axes)
 }

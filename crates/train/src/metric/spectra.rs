@@ -9,8 +9,8 @@ use super::{Forecast, MetricArray, MetricKind, Spectrum};
 use crate::error::Result;
 use crate::loss::numbers;
 
-/// Energy spectra of forecasts and of the truth, the means over samples, that are collected sample by sample, over lead times. Samples
-/// without a point that counts are left out.
+/// Collects the energy spectra of forecasts and of the truth, sample by sample, and averages them for each lead time and variable.
+/// Samples whose points are all masked are left out.
 ///
 /// ```
 /// use isobar_train::metric::{Forecast, Spectra};
@@ -21,7 +21,7 @@ use crate::loss::numbers;
 /// let truth = ((x * 3.0).sin() * 2.0).view([1, 1, 16]);
 /// let mut spectra = Spectra::default();
 /// spectra.add(1, &Forecast::new(&(&truth * 0.5), &truth)?)?;
-/// let all = spectra.all();
+/// let all = spectra.means();
 /// assert!((all[0].truth[3] - 1.0).abs() < 1e-9 && (all[0].forecast[3] - 0.25).abs() < 1e-9);
 /// # Ok::<(), isobar_train::Error>(())
 /// ```
@@ -39,22 +39,22 @@ struct Sums {
 }
 
 /// Energy spectra of a variable at a lead time: for each wave number, from 0, the energy in its shell
-/// ([`periodic::energy_spectrum`]), in half the square of the variable's unit.
+/// ([`periodic::energy_spectrum`]), in the square of the variable's unit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EnergySpectra {
     /// Lead time in steps, from 1.
     pub step: usize,
-    /// Place of the variable.
+    /// Index of the variable.
     pub variable: usize,
-    /// Energy of the forecast; of an ensemble the mean over its members, each with its own spectrum.
+    /// Energy of the forecast; for an ensemble, the mean of its members' spectra.
     pub forecast: Vec<f64>,
     /// Energy of the truth.
     pub truth: Vec<f64>,
 }
 
 impl Spectra {
-    /// Returns whether `metrics` have the error of these spectra ([`Spectrum`]), so that they are worth writing.
-    pub fn are_asked(metrics: &[MetricKind]) -> bool {
+    /// Returns whether `metrics` contain [`Spectrum`].
+    pub fn are_reported(metrics: &[MetricKind]) -> bool {
         metrics.iter().any(|metric| metric.name() == Spectrum::NAME)
     }
 
@@ -68,7 +68,7 @@ impl Spectra {
         let dims = forecast.spatial();
         let truth = periodic::energy_spectrum(forecast.target(), &dims)?;
         let [samples, channels, shells] = [0, 1, 2].map(|dim| truth.shape()[dim] as usize);
-        let both = numbers(&A::stack(&[&of_members(forecast, &dims)?, &truth], 2)?)?;
+        let both = numbers(&A::stack(&[&forecast_spectrum(forecast, &dims)?, &truth], 2)?)?;
         let points = forecast.points()?.expand(&[samples as i64, channels as i64])?;
         let sums = self.steps.entry(step).or_default();
         sums.resize_with(channels, Sums::default);
@@ -84,8 +84,8 @@ impl Spectra {
         Ok(())
     }
 
-    /// Returns the spectra by lead time and variable, of variables with samples.
-    pub fn all(&self) -> Vec<EnergySpectra> {
+    /// Returns the mean spectra by lead time, then variable, without variables that have no samples.
+    pub fn means(&self) -> Vec<EnergySpectra> {
         let of_step = |(&step, sums): (&usize, &Vec<Sums>)| {
             let known = sums.clone().into_iter().enumerate().filter(|(_, sums)| sums.samples > 0);
             known.map(move |(variable, Sums { samples, forecast, truth })| {
@@ -97,8 +97,8 @@ impl Spectra {
     }
 }
 
-/// The spectrum of a forecast, `[sample, channel, shell]`, of an ensemble the mean over members.
-fn of_members<A: MetricArray>(forecast: &Forecast<A>, dims: &[i64]) -> Result<A> {
+/// Computes the spectrum of a forecast, `[sample, channel, shell]`; for an ensemble, the mean of its members' spectra.
+fn forecast_spectrum<A: MetricArray>(forecast: &Forecast<A>, dims: &[i64]) -> Result<A> {
     let Some(members) = forecast.members() else {
         return Ok(periodic::energy_spectrum(forecast.prediction(), dims)?);
     };
@@ -117,9 +117,9 @@ mod tests {
     use super::*;
     use crate::loss::Weighting;
 
-    /// Members keep the energy that their mean loses, and a sample without a point that counts has no part.
+    /// Members keep the energy that their mean loses.
     #[test]
-    fn spectra_are_means_over_members_and_samples_that_count() {
+    fn spectra_average_members_and_leave_out_masked_samples() {
         let x = Tensor::arange(8, (Kind::Double, Device::Cpu)) * (std::f64::consts::TAU / 8.0);
         let wave = x.sin() * 2.0;
         let member = |sign: f64| Tensor::stack(&[&wave * sign, &wave * sign], 0).unsqueeze(1);
@@ -130,7 +130,7 @@ mod tests {
         let forecast = Forecast::new(&members, &truth).unwrap().weighted(weights).unwrap();
         let mut spectra = Spectra::default();
         spectra.add(2, &forecast).unwrap();
-        let all = spectra.all();
+        let all = spectra.means();
         assert_eq!((all.len(), all[0].step, all[0].variable), (1, 2, 0));
         for energies in [&all[0].forecast, &all[0].truth] {
             assert!((energies[1] - 1.0).abs() < 1e-12, "{energies:?}");

@@ -120,10 +120,10 @@ impl Dataset for Darcy {
     /// In PDEBench's layout if that can hold the prediction: both fields on a square, for one source. Otherwise plain HDF5.
     fn create(&self, path: &Path, meta: &PredictionMeta) -> Result<Box<dyn DatasetWriter>> {
         let content = self.content(meta)?;
-        if DarcyFormat::misfit(&content).is_none() {
-            return DarcyFormat::create(path, &content);
+        match DarcyFormat::source_of(&content) {
+            Ok(_) => DarcyFormat::create(path, &content),
+            Err(_) => plain::create(path, &content, Dialect::Plain),
         }
-        plain::create(path, &content, Dialect::Plain)
     }
 }
 
@@ -133,35 +133,31 @@ struct DarcyFormat;
 register_writer!(DarcyFormat);
 
 impl DarcyFormat {
-    /// Returns the reason that the layout cannot hold the content, if any.
-    fn misfit(content: &Content) -> Option<String> {
+    /// Returns the source β of content that the layout can hold.
+    ///
+    /// # Errors
+    /// The reason that it cannot.
+    fn source_of(content: &Content) -> Result<f64, String> {
         let both = [COEFFICIENT, SOLUTION];
         let mut names: Vec<&str> = content.variables.iter().map(|own| own.name.as_str()).collect();
         names.sort_unstable();
         if names != both {
-            return Some(format!("the variables are {}", names.join(", ")));
+            return Err(format!("the variables are {}", names.join(", ")));
         }
         let is_field = |own: &&DataVariable| !own.has_channel_axis() && !own.is_static && !own.uniform;
         if let Some(own) = content.variables.iter().find(|own| !is_field(own)) {
-            return Some(format!("`{}` is not a scalar field that varies by sample", own.name));
+            return Err(format!("`{}` is not a scalar field that varies by sample", own.name));
+        }
+        if !content.meta.times.is_empty() {
+            return Err("the samples have times".to_owned());
         }
         let extents: Vec<usize> = content.dims.iter().map(|dim| dim.coordinates.len()).collect();
-        match &extents[..] {
-            _ if !(content.meta.times.is_empty() && content.meta.sample_times.is_empty()) => {
-                Some("the samples have times".to_owned())
-            }
-            [rows, cols] if rows == cols && source(content).is_some() => None,
-            [rows, cols] if rows == cols => {
-                Some(format!("the data set has no source `{BETA}`, or not one for all samples"))
-            }
-            _ => Some(format!("the grid has {extents:?} points")),
+        if extents.len() != 2 || extents[0] != extents[1] {
+            return Err(format!("the grid has {extents:?} points"));
         }
+        let source = content.parameters.iter().find(|(name, _)| name == BETA).map(|(_, beta)| *beta);
+        source.ok_or_else(|| format!("the data set has no source `{BETA}`, or not one for all samples"))
     }
-}
-
-/// The constant source β.
-fn source(content: &Content) -> Option<f64> {
-    content.parameters.iter().find(|(name, _)| name == BETA).map(|(_, beta)| *beta)
 }
 
 impl WriterFormat for DarcyFormat {
@@ -171,14 +167,15 @@ impl WriterFormat for DarcyFormat {
 
     fn create(path: &Path, content: &Content) -> Result<Box<dyn DatasetWriter>> {
         content.storage.none(Self::NAME)?;
-        let misfit = Self::misfit(content);
-        let Some(beta) = source(content).filter(|_| misfit.is_none()) else {
-            let misfit = misfit.unwrap_or_default();
-            return Err(Error::Invalid(format!(
+        let beta = Self::source_of(content).map_err(|misfit| {
+            Error::Invalid(format!(
                 "{misfit}; PDEBench's layout of Darcy flow has the scalars `{COEFFICIENT}` and `{SOLUTION}` of samples without time on \
                  a square; write hdf5, netcdf or zarr, or choose other variables (--variables)"
-            )));
-        };
+            ))
+        })?;
+        if !content.meta.sample_times.is_empty() {
+            tracing::warn!("the times of samples are not stored: PDEBench's layout of Darcy flow has none");
+        }
         let [x, y] = [0, 1].map(|dim| &content.dims[dim].coordinates);
         let writer = DarcyWriter::create(path, content.meta.samples, x.len(), beta)?.on_points(x, y)?;
         content.meta.attributes.iter().try_for_each(|(name, text)| writer.attribute(name, text))?;

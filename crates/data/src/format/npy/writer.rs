@@ -74,7 +74,7 @@ fn create(folder: &Path, name: &str, dtype: &str, shape: Vec<usize>) -> Result<R
 }
 
 impl WindowStore for NpyFolder {
-    type Place = RawArray;
+    type Handle = RawArray;
 
     fn write(
         &self,

@@ -99,8 +99,8 @@ impl PdeBench {
         })
     }
 
-    /// Adds an array with these axes, if it has as many. Of what the dataset says besides, it takes the unit and the names of channels,
-    /// which Isobar writes.
+    /// Adds an array with these axes; an error if it has not as many. Of the attributes it keeps the unit, the calendar and the names of
+    /// channels, which Isobar writes.
     fn add(
         &mut self,
         name: &str,
@@ -109,12 +109,12 @@ impl PdeBench {
         info: ArrayInfo,
         expected: &str,
     ) -> Result<()> {
-        let ArrayInfo { shape, unit, components, .. } = info;
+        let ArrayInfo { shape, unit, calendar, components, .. } = info;
         if shape.len() != axes.len() {
             return Err(self.misfit(name, format!("of shape {shape:?}"), expected));
         }
         let axes = axes.iter().map(|&axis| axis.to_owned()).collect();
-        let info = ArrayInfo { axes: Some(axes), unit, components, ..ArrayInfo::of_shape(shape) };
+        let info = ArrayInfo { axes: Some(axes), unit, calendar, components, ..ArrayInfo::of_shape(shape) };
         self.arrays.insert(name.to_owned(), (place, info));
         Ok(())
     }
@@ -133,9 +133,7 @@ impl PdeBench {
             let place = Place::Dataset(name.to_owned());
             self.add(name, place, &axes, info, "[sample, time, x, …] with 1 to 3 spatial dims")?;
         }
-        for dim in DIMS {
-            self.add_line(dim, &format!("{dim}-coordinate"), None)?;
-        }
+        self.add_points()?;
         // Times have one number more than there are frames.
         self.add_line("time", "t-coordinate", frames)?;
         Ok(self)
@@ -156,12 +154,12 @@ impl PdeBench {
         }
         let dims = shape.len().saturating_sub(2).clamp(1, DIMS.len());
         let axes = [&["sample", "time"], &DIMS[..dims], &["channel"]].concat();
-        let whole = ArrayInfo { shape: [&[self.groups.len()], &shape[..]].concat(), ..info };
+        let stacked = ArrayInfo { shape: [&[self.groups.len()], &shape[..]].concat(), ..info };
         self.add(
             "data",
             Place::Groups("data"),
             &axes,
-            whole,
+            stacked,
             "[time, x, …, channel] with 1 to 3 spatial dims",
         )?;
         for dim in DIMS {
@@ -193,11 +191,10 @@ impl PdeBench {
                 self.add(name, place, axes, info, "[sample, time, x, y, channel]")?;
             }
         }
-        // Files of PDEBench have no coordinates in this layout; those of Isobar have.
-        for dim in ["x", "y"] {
-            self.add_line(dim, &format!("{dim}-coordinate"), None)?;
-        }
-        let shape = self.file.info("t")?.shape;
+        // Files of PDEBench have no coordinates in this layout, those of Isobar do.
+        self.add_points()?;
+        let info = self.file.info("t")?;
+        let shape = info.shape.clone();
         let &[samples, frames] = &shape[..] else {
             return Err(self.misfit("t", format!("of shape {shape:?}"), "[sample, time]"));
         };
@@ -212,9 +209,14 @@ impl PdeBench {
                 "the same times for all",
             ));
         }
-        let times = ArrayInfo::of_shape(vec![frames]);
+        let times = ArrayInfo { shape: vec![frames], ..info };
         self.add("time", Place::FirstRow("t".to_owned()), &["time"], times, "[sample, time]")?;
         Ok(self)
+    }
+
+    /// Adds the coordinates of points that the file has at its root.
+    fn add_points(&mut self) -> Result<()> {
+        DIMS.into_iter().try_for_each(|dim| self.add_line(dim, &format!("{dim}-coordinate"), None))
     }
 
     /// Adds coordinates, if the file has them; the first ones of those that are too many.

@@ -7,18 +7,18 @@ use hdf5_metno::{Dataset, Group};
 use ndarray::{ArrayView, IxDyn};
 
 use super::arrays::{DIMS, FIELDS};
-use crate::content::{Content, StoredAxes, UNITS};
+use crate::content::{Content, StoredAxes, Texts, UNITS, of_times};
 use crate::dataset_writer::DatasetWriter;
 use crate::grid::DataVariable;
 use crate::hdf5::atomic_file::AtomicFile;
 use crate::hdf5::layout::hyperslab;
-use crate::hdf5::plain::COMPONENTS;
+use crate::hdf5::plain::{COMPONENTS, write_texts};
 use crate::hdf5::{text, write_attribute};
 use crate::window_writer::{WindowStore, WindowWriter};
 use crate::writers::WriterFormat;
 use crate::{Error, Result, register_writer};
 
-/// Writes the layout that holds the variables: a dataset for each scalar of compressible flow, or `tensor` for any one scalar; `velocity`
+/// An unfinished file in the layout that holds the variables: a dataset for each scalar of compressible flow, or `tensor` for any one scalar; `velocity`
 /// and `particles` of incompressible flow in 2-D; a group for each sample for any other variable with channels. The file is renamed
 /// into place once it is complete.
 struct PdeBenchFile(AtomicFile);
@@ -160,34 +160,35 @@ fn dataset(group: &Group, name: &str, shape: &[usize]) -> hdf5_metno::Result<Dat
 
 /// Writes coordinates and times where the layout has them.
 fn coordinates(root: &Group, content: &Content, layout: &Layout) -> hdf5_metno::Result<()> {
-    let line = |group: &Group, name: &str, values: &[f64]| {
-        group.new_dataset_builder().obj_track_times(false).with_data(values).create(name).map(drop)
+    let line = |group: &Group, name: &str, values: &[f64], attributes: &Texts<'_>| {
+        let dataset = group.new_dataset_builder().obj_track_times(false).with_data(values).create(name)?;
+        write_texts(&dataset, attributes)
     };
-    let dims = || DIMS.into_iter().zip(&content.dims);
-    let times = &content.meta.times;
+    let points = |group: &Group, name: &dyn Fn(&str) -> String| {
+        let mut dims = DIMS.into_iter().zip(&content.dims);
+        dims.try_for_each(|(axis, dim)| line(group, &name(axis), &dim.coordinates, &dim.attributes()))
+    };
+    let (times, of_times) = (&content.meta.times, of_times(content.time_unit.as_ref(), true));
     match layout {
         Layout::Fields => {
-            for (name, dim) in dims() {
-                line(root, &format!("{name}-coordinate"), &dim.coordinates)?;
-            }
+            points(root, &|axis| format!("{axis}-coordinate"))?;
             // PDEBench stores one more time than frames.
             let step = times.windows(2).last().map_or(1.0, |pair| pair[1] - pair[0]);
             let after = times.last().map(|last| last + step);
-            line(root, "t-coordinate", &times.iter().copied().chain(after).collect::<Vec<f64>>())
+            line(root, "t-coordinate", &times.iter().copied().chain(after).collect::<Vec<f64>>(), &of_times)
         }
         Layout::Flow => {
-            // Beyond PDEBench's layout, whose readers do not look for them.
-            for (name, dim) in dims() {
-                line(root, &format!("{name}-coordinate"), &dim.coordinates)?;
-            }
+            // They are not part of PDEBench's layout; its readers ignore them.
+            points(root, &|axis| format!("{axis}-coordinate"))?;
             let all = times.repeat(content.meta.samples);
             let view = ArrayView::from_shape((content.meta.samples, times.len()), &all)?;
-            root.new_dataset_builder().obj_track_times(false).with_data(view).create("t").map(drop)
+            let dataset = root.new_dataset_builder().obj_track_times(false).with_data(view).create("t")?;
+            write_texts(&dataset, &of_times)
         }
         Layout::Groups => (0..content.meta.samples).try_for_each(|sample| {
             let grid = root.create_group(&format!("{sample:04}/grid"))?;
-            dims().try_for_each(|(name, dim)| line(&grid, name, &dim.coordinates))?;
-            line(&grid, "t", times)
+            points(&grid, &str::to_owned)?;
+            line(&grid, "t", times, &of_times)
         }),
     }
 }
@@ -236,7 +237,7 @@ impl Place {
 }
 
 impl WindowStore for PdeBenchFile {
-    type Place = Place;
+    type Handle = Place;
 
     fn write(&self, place: &Place, variable: &str, window: &[Range<usize>], values: &[f32]) -> Result<()> {
         let failed = |error| Error::hdf5(self.0.target(), format!("write `{variable}`"), error);

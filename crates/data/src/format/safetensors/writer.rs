@@ -140,7 +140,7 @@ fn metadata(content: &Content, lines: &[(String, Vec<f64>)]) -> BTreeMap<String,
 }
 
 impl WindowStore for SafeTensorsFile {
-    type Place = RawArray;
+    type Handle = RawArray;
 
     fn write(
         &self,
