@@ -200,6 +200,25 @@ fn four_ranks_train_as_one(#[case] config: &str, #[case] data: Data, #[case] sma
     assert_same_run(&run("four", 4, &data.mesh()), &run("one", 1, &[]));
 }
 
+/// The coordinates of points are an input of two or three channels; anything else is an error before data are read.
+#[rstest]
+#[case("pressure", "expected one of data.inputs (vertices, normals)")]
+#[case("speed", "expected one of data.inputs (vertices, normals)")]
+fn points_that_are_no_coordinates_are_refused(#[case] points: &str, #[case] error: &str) {
+    let folder = tempdir().unwrap();
+    let path = Data::Cars.make(folder.path());
+    let sets = [
+        format!("data.path={}", path.display()),
+        format!("data.points={points}"),
+        format!("run.output={}", folder.path().join("out").display()),
+    ];
+    let sets = sets.iter().flat_map(|set| ["--set", set]);
+    let launch = Launch::plain(1, ISOBAR).current_dir(workspace());
+    let outcome = launch.args(["train", "configs/car_transolver.toml"]).args(sets).run().unwrap();
+    assert_eq!(outcome.exit, Exit::Code(2), "{outcome}");
+    assert!(outcome.ranks[0].stderr.contains(error), "{outcome}");
+}
+
 /// A denoiser of a trained regression's residual, on full fields and on patches, gives the same on four ranks as on one;
 /// predictions read the regression.
 #[rstest]

@@ -222,6 +222,7 @@ impl Job for Training<'_> {
         let Self { manager, config, text, signals, claimed, checkpoint, progress } = self;
         let (own, at_once) = at_once(&run.layout, &run.ranks, config, run.source.most_samples())?;
         let folder = config.run.folder();
+        let legend = run.source.legend(config.data.points.as_deref())?;
         let place = Place {
             window: &run.window,
             target_window: &run.target_window,
@@ -234,7 +235,6 @@ impl Job for Training<'_> {
         };
         let fields = Fields::read_alike(&run.source, &config.data, &place, &run.ranks.world)?;
         let scoring = Scoring::new(&run.source, config, &run.target_window, &run.ranks.world)?;
-        let titles = run.source.titles()?;
         let run = run.with_samples(fields, scoring, config)?;
         let TaskRun { task, source, params, buffers, regression, ranks, forcing, fixed, reader } = run;
         tracing::info!(
@@ -296,7 +296,7 @@ impl Job for Training<'_> {
         };
         let scores = scoring::table(scores, &task.report, &variables, config.train.weights.latitude);
         let picture = match summary.stopped {
-            None => picture::draw(&task, &ranks.world, &folder, &titles)?,
+            None => picture::draw(&task, &ranks.world, &folder, &legend)?,
             // A run that is being stopped has little time.
             Some(_) => None,
         };

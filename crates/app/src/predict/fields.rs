@@ -14,6 +14,7 @@ use super::output::Output;
 use super::samples;
 use super::windows::Windows;
 use crate::run::Source;
+use crate::run::picture::Legend;
 use isobar_command::exit::{Because, Exit};
 use isobar_command::outputs;
 
@@ -25,6 +26,8 @@ pub(super) struct Prediction<'a> {
     pub(super) steps: usize,
     /// Name of the predicted data set.
     pub(super) name: String,
+    /// Of the picture.
+    pub(super) legend: Legend,
 }
 
 /// Output file of a prediction.

@@ -127,6 +127,7 @@ impl Job for Predict<'_> {
             start,
             steps,
             name: format!("{} by {}", source.data.name(), self.config.run.name),
+            legend: source.legend(self.config.data.points.as_deref())?,
         };
         prediction.check_times()?;
         let scoring = Scoring::new(source, self.config, &trained.target_window, world)?;

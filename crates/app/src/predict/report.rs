@@ -85,7 +85,7 @@ impl<'a> Report<'a> {
             said.extend(spectra::write(files, &all, variables, &times)?);
         }
         if let Some(shown) = &outcome.first {
-            shown.draw(source.has_steps(), &source.titles()?, picture)?;
+            shown.draw(source.has_steps(), &prediction.legend.titles, picture)?;
             said.push(format!("picture     {}", picture.display()));
         }
         Ok(said)

@@ -309,7 +309,9 @@ where
     /// Begins the picture, of the first sample. All ranks call.
     fn begin(&mut self, round: &Round<'_>, input: &Predicted<L, S>) -> Result<()> {
         if round.first == 0 {
-            self.outcome.first = Some(Shown::begin(&input.narrow(0, 0, 1)?, self.prediction.steps.max(1))?);
+            let points = self.prediction.legend.points.clone();
+            self.outcome.first =
+                Some(Shown::begin(&input.narrow(0, 0, 1)?, self.prediction.steps.max(1), points)?);
         }
         Ok(())
     }

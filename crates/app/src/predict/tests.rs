@@ -162,7 +162,8 @@ fn predict<L: FieldLayout, F: Forward<L::Array>, S: Sharing<L>>(
     let window = model.layout.window(&EXTENTS).unwrap();
     let &Asked { samples, start, steps, out } = asked;
     let name = "a test".to_owned();
-    let prediction = Prediction { source, samples, start, steps, name };
+    let legend = source.legend(None).unwrap();
+    let prediction = Prediction { source, samples, start, steps, name, legend };
     let options = (Kind::Double, Device::Cpu);
     let place = Place { window: &window, target_window: &window, world, options };
     let scoring = Scoring::new(source, config, &window, world).unwrap();

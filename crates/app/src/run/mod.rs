@@ -4,6 +4,7 @@
 
 mod channels;
 pub(crate) mod chart;
+mod cloud;
 pub(crate) mod errors;
 mod fields;
 mod first_stage;

@@ -1,6 +1,7 @@
 //! Pictures of what a model has learnt. Of several channels the first is shown; of a volume the plane in the middle of its first
-//! dim; of a line what it does over the steps.
+//! dim; of a line what it does over the steps; of a point cloud the points where they are.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -11,6 +12,7 @@ use isobar_torch::memory::to_vec;
 use isobar_train::{FieldLayout, FieldTask, Forward, VariableError};
 use tch::{Device, Kind, Tensor};
 
+use super::cloud::Cloud;
 use super::raster::{Canvas, Field, Palette, Panel};
 use isobar_command::exit::{Because, Exit};
 
@@ -23,9 +25,19 @@ const LINES: usize = 256;
 /// Most points of a line that is shown alone.
 const POINTS: usize = 512;
 
+/// What a picture says and shows of the fields.
+pub(crate) struct Legend {
+    /// Titles of the channels that are shown of the input and of the target.
+    pub(crate) titles: [String; 2],
+    /// Channels of the input that are the coordinates of points.
+    pub(crate) points: Option<Range<i64>>,
+}
+
 /// Planes of a prediction that a picture shows, on the CPU.
 pub(crate) struct Shown {
     input: Tensor,
+    /// Clouds of the samples, if they are point clouds.
+    clouds: Vec<Cloud>,
     /// The steps to show.
     steps: Vec<usize>,
     frames: Vec<Frame>,
@@ -43,11 +55,12 @@ struct Frame {
 impl Shown {
     /// Begins the picture of a prediction of `steps` steps from samples `[sample, channel, spatial…]`; [`add`](Self::add) adds the
     /// steps. All ranks that share the fields call.
-    pub(crate) fn begin<A: Array>(input: &A, steps: usize) -> Result<Self> {
+    pub(crate) fn begin<A: Array>(input: &A, steps: usize, points: Option<Range<i64>>) -> Result<Self> {
         let most = if is_line(&input.shape()) { LINES } else { FRAMES };
         let shown = steps.min(most);
         let steps = (1..=shown).map(|count| (count * steps).div_ceil(shown)).collect();
-        Ok(Self { input: plane(input)?, steps, frames: Vec::new() })
+        let clouds = points.map(|points| Cloud::of_samples(input, points)).transpose()?;
+        Ok(Self { input: plane(input)?, clouds: clouds.unwrap_or_default(), steps, frames: Vec::new() })
     }
 
     /// Adds the prediction after a step, from 1 on, and the truth with the errors of each sample and channel if it is known; leaves
@@ -71,8 +84,8 @@ impl Shown {
         Ok(())
     }
 
-    /// Draws the first sample: frames of a trajectory, or a pair's input, truth, prediction and error.
-    /// `titles` are those of the channels that are shown of the input and of the target.
+    /// Draws the first sample: frames of a trajectory, or a pair's input, truth, prediction and error. `titles` are those of the
+    /// channels that are shown of the input and of the target.
     pub(crate) fn draw(&self, frames: bool, titles: &[String; 2], path: &Path) -> Result<()> {
         save(&self.rows(frames, 1, titles)?, path)
     }
@@ -94,18 +107,27 @@ impl Shown {
 
     /// A sample of a network that maps one field to another.
     fn row(&self, sample: usize, [from, to]: &[String; 2]) -> Result<Vec<Panel>> {
-        let mut panels = vec![field(&self.input, sample)?.panel(from, Palette::Greys)];
+        let field = |planes: &Tensor| self.field(planes, sample);
+        let mut panels = vec![field(&self.input)?.panel(from, Palette::Greys)];
         for Frame { prediction, truth, .. } in &self.frames {
-            let predicted = field(prediction, sample)?;
+            let predicted = field(prediction)?;
             let Some((target, errors)) = truth else { continue };
-            let solution = field(target, sample)?;
+            let solution = field(target)?;
             let range = solution.range_with(&predicted);
             panels.push(solution.panel(&format!("{to}, truth"), Palette::Viridis).over(range));
             panels.push(predicted.panel("prediction", Palette::Viridis).over(range));
-            let difference = field(&prediction.f_sub(target)?.f_abs()?, sample)?;
+            let difference = field(&prediction.f_sub(target)?.f_abs()?)?;
             panels.push(difference.panel(&error_title(to, &errors[sample]), Palette::Magma));
         }
         Ok(panels)
+    }
+
+    /// One sample of planes.
+    fn field(&self, planes: &Tensor, sample: usize) -> Result<Field> {
+        match self.clouds.get(sample) {
+            Some(cloud) => Ok(cloud.field(&to_vec(&planes.f_get(sample as i64)?.f_contiguous()?)?)),
+            None => field(planes, sample),
+        }
     }
 
     /// The first rollout: the truth of the variable `name`, the prediction, and their difference.
@@ -168,7 +190,7 @@ pub(crate) fn draw<L, F>(
     task: &FieldTask<L, F>,
     world: &Group,
     folder: &Path,
-    titles: &[String; 2],
+    legend: &Legend,
 ) -> Result<Option<PathBuf>>
 where
     L: FieldLayout,
@@ -182,7 +204,7 @@ where
     }
     let prediction = task.predict(data, &samples).map_err(anyhow::Error::from_boxed)?;
     let (input, truth) = task.truth(data, &samples).map_err(anyhow::Error::from_boxed)?;
-    let mut shown = Shown::begin(&input, prediction.len())?;
+    let mut shown = Shown::begin(&input, prediction.len(), legend.points.clone())?;
     for (at, predicted) in prediction.iter().enumerate() {
         let errors_of = |target| task.model.errors_of(predicted, target).map_err(anyhow::Error::from_boxed);
         let known = truth.get(at).map(|target| Ok::<_, anyhow::Error>((target, errors_of(target)?)));
@@ -192,7 +214,7 @@ where
     if world.rank() > 0 {
         return Ok(None);
     }
-    let rows = shown.rows(task.persists(), samples.len(), titles)?;
+    let rows = shown.rows(task.persists(), samples.len(), &legend.titles)?;
     let path = folder.join("validation.png");
     if path.is_symlink() {
         // Not through it: what it points to is not the run's.
@@ -246,7 +268,8 @@ fn field(planes: &Tensor, sample: usize) -> Result<Field> {
     let field = planes.f_select(0, sample as i64)?;
     let field = if field.dim() == 1 { band(&field)? } else { field }.f_contiguous()?;
     let (rows, cols) = field.size2()?;
-    Ok(Field { rows: rows as usize, cols: cols as usize, values: to_vec(&field)? })
+    let values = to_vec(&field)?.into_iter().map(Some).collect();
+    Ok(Field { rows: rows as usize, cols: cols as usize, values })
 }
 
 /// A line as a band four times as long as high; of many points every second, third, ….
@@ -283,7 +306,7 @@ mod tests {
     fn pairs_have_the_error_of_the_first_channel() {
         let fields = Tensor::ones([2, 2, 4, 4], (Kind::Double, Device::Cpu));
         let (small, large) = (VariableError::new(0.01, 1.0), VariableError::new(0.426, 1.0));
-        let mut shown = Shown::begin(&fields, 1).unwrap();
+        let mut shown = Shown::begin(&fields, 1, None).unwrap();
         let errors = [vec![large, small], vec![VariableError::MISSING, small]];
         shown.add(1, &fields, Some((&fields, &errors))).unwrap();
         let titles = ["from".to_owned(), "to".to_owned()];

@@ -11,7 +11,8 @@ use isobar_files::NewFile;
 pub(crate) struct Field {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    pub(crate) values: Vec<f64>,
+    /// `None` where nothing is drawn.
+    pub(crate) values: Vec<Option<f64>>,
 }
 
 /// Colours in which a field is drawn.
@@ -68,7 +69,7 @@ impl Field {
     }
 
     fn range(&self) -> (f64, f64) {
-        let finite = self.values.iter().copied().filter(|value| value.is_finite());
+        let finite = self.values.iter().flatten().copied().filter(|value| value.is_finite());
         finite
             .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
     }
@@ -154,7 +155,8 @@ impl Canvas {
         };
         for row in 0..field.rows {
             for col in 0..field.cols {
-                let colour = panel.palette.at(scaled(field.values[row * field.cols + col]));
+                let Some(value) = field.values[row * field.cols + col] else { continue };
+                let colour = panel.palette.at(scaled(value));
                 self.block(left + col * zoom, top + row * zoom, zoom, zoom, colour);
             }
         }
@@ -228,7 +230,7 @@ mod tests {
 
     #[test]
     fn panels_are_drawn_where_they_belong() {
-        let field = |values: [f64; 4]| Field { rows: 2, cols: 2, values: values.into() };
+        let field = |values: [f64; 4]| Field { rows: 2, cols: 2, values: values.map(Some).into() };
         let rows = [vec![
             field([0.0, 0.0, 0.0, 1.0]).panel("a", Palette::Viridis),
             field([2.0, 2.0, 2.0, f64::NAN]).panel("b", Palette::Greys),

@@ -11,7 +11,7 @@ use isobar_train::config::{AugmentConfig, DataConfig};
 use isobar_train::{Variable, unique_names};
 use tch::Tensor;
 
-use super::picture;
+use super::picture::{self, Legend};
 use super::roles::{Variables, as_str, channels};
 use isobar_command::exit::{Because, Exit};
 
@@ -168,11 +168,34 @@ impl Source {
         Ok(unique_names(self.chosen_targets(&self.names.targets)?.into_iter().flat_map(channels).collect()))
     }
 
-    /// Titles of the first channel of inputs and targets in pictures.
-    pub(crate) fn titles(&self) -> Result<[String; 2]> {
+    /// What pictures say and show: the first channel of inputs and targets, and of point clouds the coordinates `points`.
+    pub(crate) fn legend(&self, points: Option<&str>) -> Result<Legend> {
         let first = |variables: Vec<DataVariable>| picture::title(&variables[0]).to_owned();
         let Variables { inputs, targets, .. } = &self.names;
-        Ok([first(self.chosen(&inputs[..1])?), first(self.chosen_targets(&targets[..1])?)])
+        let titles = [first(self.chosen(&inputs[..1])?), first(self.chosen_targets(&targets[..1])?)];
+        Ok(Legend { titles, points: points.map(|name| self.point_channels(name)).transpose()? })
+    }
+
+    /// The channels of the input variable `name`, the coordinates of a point cloud.
+    fn point_channels(&self, name: &str) -> Result<Range<i64>> {
+        let all = self.chosen(&self.names.inputs)?;
+        let count = |variable: &DataVariable| variable.channels.len() as i64;
+        let own = all.iter().position(|variable| variable.name == name);
+        let own = own.filter(|_| self.extents().len() == 1 && !self.has_steps());
+        let Some(own) = own else {
+            bail!(Exit::Usage.because(format!(
+                "data.points is {name:?}, expected one of data.inputs ({}), of samples without time on one dim of points; \
+                 without it, pictures show the points in a row",
+                self.names.inputs.join(", ")
+            )));
+        };
+        let first = all[..own].iter().map(count).sum();
+        match count(&all[own]) {
+            coordinates @ 2..=3 => Ok(first..first + coordinates),
+            other => bail!(Exit::Usage.because(format!(
+                "data.points is {name:?}, which has {other} channels, expected 2 or 3: a coordinate each"
+            ))),
+        }
     }
 
     /// Returns whether a spatial dim is periodic.

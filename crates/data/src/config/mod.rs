@@ -100,6 +100,9 @@ pub struct DataConfig {
     /// Appends the coordinates of the points as input channels: sine and cosine of the angle for a periodic dim, one number from -1
     /// to 1 for any other dim.
     pub positions: bool,
+    /// Of point clouds: the variable of `inputs` with the coordinates of the points, one channel for each of two or three. Pictures show
+    /// the points where they are.
+    pub points: Option<String>,
     /// Random augmentation of training samples.
     pub augment: AugmentConfig,
     /// Samples that a rank keeps in memory. Results do not depend on it.
@@ -147,6 +150,7 @@ impl Default for DataConfig {
             train_steps: TrainSteps::default(),
             validation_steps: 1,
             positions: false,
+            points: None,
             augment: AugmentConfig::default(),
             cache: Cache::default(),
             host_memory: HostMemory::default(),

@@ -1,6 +1,8 @@
 //! Forecasts and what truly came of them, as metrics see them.
 
-use isobar_array::{Array, Comparison, Unary};
+use std::cell::OnceCell;
+
+use isobar_array::{Array, Comparison, Unary, periodic};
 
 use crate::error::{Error, Result};
 use crate::loss::{Weighting, double, ensemble_mean, is_ensemble};
@@ -15,6 +17,8 @@ pub struct Forecast<A> {
     target: A,
     climatology: Option<A>,
     weights: Weighting<A>,
+    /// Energy spectra of prediction and target, once they are asked for.
+    energies: OnceCell<[A; 2]>,
 }
 
 impl<A: Array> Forecast<A> {
@@ -37,7 +41,8 @@ impl<A: Array> Forecast<A> {
             false => (prediction, None),
         };
         let target = double(&target.detach()?)?;
-        Ok(Self { prediction, members, target, climatology: None, weights: Weighting::default() })
+        let (weights, energies) = (Weighting::default(), OnceCell::new());
+        Ok(Self { prediction, members, target, climatology: None, weights, energies })
     }
 
     /// Adds a climatology of the shape of the target, or one that broadcasts to it; NaN at points without one. It is zero at points
@@ -67,6 +72,7 @@ impl<A: Array> Forecast<A> {
     pub fn weighted(self, weights: Weighting<A>) -> Result<Self> {
         let Self { prediction, members, target, climatology, .. } = self;
         Ok(Self {
+            energies: OnceCell::new(),
             prediction: weights.fill(&prediction)?,
             target: weights.fill(&target)?,
             climatology: climatology.map(|fields| weights.fill(&fields)).transpose()?,
@@ -113,6 +119,7 @@ impl<A: Array> Forecast<A> {
         let known = climatology.compare(Comparison::Eq, climatology)?;
         let weights = self.weights.over(&known)?;
         Ok(Self {
+            energies: OnceCell::new(),
             prediction: weights.fill(&self.prediction)?,
             members: None,
             target: weights.fill(&self.target)?,
@@ -124,6 +131,21 @@ impl<A: Array> Forecast<A> {
     /// Returns the spatial dims.
     pub fn spatial(&self) -> Vec<i64> {
         (2..self.target.shape().len() as i64).collect()
+    }
+
+    /// Computes the energy spectra of prediction and target, `[sample, channel, shell]`, once
+    /// ([`periodic::energy_spectrum`](isobar_array::periodic::energy_spectrum)). For sharded fields all ranks of their mesh call.
+    ///
+    /// # Errors
+    ///
+    /// An error of libtorch or of the communication.
+    pub fn energy_spectra(&self) -> Result<&[A; 2]> {
+        if let Some(known) = self.energies.get() {
+            return Ok(known);
+        }
+        let energy = |fields: &A| periodic::energy_spectrum(fields, &self.spatial());
+        let both = [energy(&self.prediction)?, energy(&self.target)?];
+        Ok(self.energies.get_or_init(|| both))
     }
 
     /// Computes p − t, `[sample, channel, spatial…]`.

@@ -65,10 +65,10 @@ impl Spectra {
     /// An error of libtorch or of the communication.
     pub fn add<A: MetricArray>(&mut self, step: usize, forecast: &Forecast<A>) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
-        let dims = forecast.spatial();
-        let truth = periodic::energy_spectrum(forecast.target(), &dims)?;
+        let [prediction, truth] = forecast.energy_spectra()?;
+        let of_members = forecast.members().map(|members| members_spectrum(forecast, members)).transpose()?;
         let [samples, channels, shells] = [0, 1, 2].map(|dim| truth.shape()[dim] as usize);
-        let both = numbers(&A::stack(&[&forecast_spectrum(forecast, &dims)?, &truth], 2)?)?;
+        let both = numbers(&A::stack(&[of_members.as_ref().unwrap_or(prediction), truth], 2)?)?;
         let points = forecast.points()?.expand(&[samples as i64, channels as i64])?;
         let sums = self.steps.entry(step).or_default();
         sums.resize_with(channels, Sums::default);
@@ -97,14 +97,11 @@ impl Spectra {
     }
 }
 
-/// Computes the spectrum of a forecast, `[sample, channel, shell]`; for an ensemble, the mean of its members' spectra.
-fn forecast_spectrum<A: MetricArray>(forecast: &Forecast<A>, dims: &[i64]) -> Result<A> {
-    let Some(members) = forecast.members() else {
-        return Ok(periodic::energy_spectrum(forecast.prediction(), dims)?);
-    };
+/// Computes the mean of the spectra of an ensemble's members, `[sample, channel, shell]`.
+fn members_spectrum<A: MetricArray>(forecast: &Forecast<A>, members: &A) -> Result<A> {
     let one = |member| -> Result<A> {
         let fields = forecast.fill(&members.narrow(1, member, 1)?.squeeze(&[1])?)?;
-        Ok(periodic::energy_spectrum(&fields, dims)?)
+        Ok(periodic::energy_spectrum(&fields, &forecast.spatial())?)
     };
     let all = (0..members.extent(1)?).map(one).collect::<Result<Vec<A>>>()?;
     Ok(A::stack(&all.iter().collect::<Vec<_>>(), 0)?.reduce(Reduction::Mean, &[0], false)?)

@@ -1,6 +1,6 @@
 //! Error of the energy spectrum.
 
-use isobar_array::{Comparison, Reduction, Unary, periodic};
+use isobar_array::{Comparison, Reduction, Unary};
 use isobar_registry::Registered;
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use super::{Forecast, Metric, MetricArray};
 use crate::error::Result;
 
 /// Mean over samples of Σₖ |Eₖ(p) − Eₖ(t)| / Σₖ Eₖ(t), where Eₖ is the energy of a field in the shell of wave number k
-/// ([`periodic::energy_spectrum`]). A truth without energy counts 1, or 0 if it is predicted exactly. Fields are taken as
+/// ([`Forecast::energy_spectra`]). A truth without energy counts 1, or 0 if it is predicted exactly. Fields are taken as
 /// periodic, and points are not weighted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -21,14 +21,10 @@ impl Registered for Spectrum {
 
 impl Metric for Spectrum {
     fn terms<A: MetricArray>(&self, forecast: &Forecast<A>) -> Result<Vec<A>> {
-        let dims = forecast.spatial();
-        let (of_prediction, of_target) = (
-            periodic::energy_spectrum(forecast.prediction(), &dims)?,
-            periodic::energy_spectrum(forecast.target(), &dims)?,
-        );
+        let [of_prediction, of_target] = forecast.energy_spectra()?;
         let sum = |x: &A| x.reduce(Reduction::Sum, &[-1], false);
-        let difference = sum(&of_prediction.sub(&of_target)?.unary(Unary::Abs)?)?;
-        let energy = sum(&of_target)?;
+        let difference = sum(&of_prediction.sub(of_target)?.unary(Unary::Abs)?)?;
+        let energy = sum(of_target)?;
         let nothing = |x: &A| x.compare(Comparison::Eq, &x.mul_scalar(0.0)?);
         // Without energy in the truth, the difference is the energy of the prediction.
         let scale = nothing(&energy)?.select_where(&difference, &energy)?;

@@ -1,0 +1,111 @@
+//! Point clouds in pictures.
+
+use std::ops::Range;
+
+use anyhow::Result;
+use isobar_array::Array;
+use isobar_torch::memory::to_vec;
+use tch::{Device, Kind, Tensor};
+
+use super::raster::{Field, SIDE};
+
+/// The pixels at which the points of a cloud are drawn.
+pub(super) struct Cloud {
+    rows: usize,
+    cols: usize,
+    /// Points with their row and column, those in front last.
+    points: Vec<(usize, [usize; 2])>,
+    /// Pixels of a point along each side.
+    size: usize,
+}
+
+impl Cloud {
+    /// Reads the clouds of samples `[sample, channel, point]`, whose `channels` are the coordinates. All ranks that share the fields
+    /// call, and gather the coordinates.
+    pub(super) fn of_samples<A: Array>(fields: &A, channels: Range<i64>) -> Result<Vec<Self>> {
+        let own = fields.narrow(1, channels.start, channels.end - channels.start)?.full_tensor()?;
+        let own = own.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?;
+        (0..own.size()[0]).map(|sample| Self::new(&own.f_get(sample)?)).collect()
+    }
+
+    /// A cloud of coordinates `[coordinate, point]`, of which there are two or three. Of three, the picture looks along the one of least
+    /// extent, from its positive end; the one of largest extent goes to the right.
+    fn new(coordinates: &Tensor) -> Result<Self> {
+        let mut lines = Vec::new();
+        for at in 0..coordinates.size()[0] {
+            lines.push(to_vec::<f64>(&coordinates.f_get(at)?.f_contiguous()?)?);
+        }
+        let mut spans: Vec<(usize, (f64, f64))> = lines.iter().map(|line| span(line)).enumerate().collect();
+        if lines.len() > 2 {
+            spans.sort_by(|(_, one), (_, other)| (other.1 - other.0).total_cmp(&(one.1 - one.0)));
+        }
+        let extent = |(_, (low, high)): (usize, (f64, f64))| high - low;
+        let scale = (SIDE - 1) as f64 / extent(spans[0]).max(extent(spans[1])).max(f64::MIN_POSITIVE);
+        let pixel = |(line, (low, _)): (usize, (f64, f64)), point: usize| {
+            ((lines[line][point] - low) * scale).round() as usize
+        };
+        let side = |span| (extent(span) * scale).round() as usize + 1;
+        let (rows, cols) = (side(spans[1]), side(spans[0]));
+        let finite = |point: &usize| lines.iter().all(|line| line[*point].is_finite());
+        let mut order: Vec<usize> = (0..lines[0].len()).filter(finite).collect();
+        if let Some(&(depth, _)) = spans.get(2) {
+            order.sort_by(|&one, &other| lines[depth][one].total_cmp(&lines[depth][other]));
+        }
+        let size = (rows * cols / order.len().max(1)).isqrt().max(1) * 2;
+        let place = |point: usize| (point, [rows - 1 - pixel(spans[1], point), pixel(spans[0], point)]);
+        Ok(Self { rows, cols, points: order.into_iter().map(place).collect(), size })
+    }
+
+    /// Draws the values of the points: squares around them, nothing elsewhere.
+    pub(super) fn field(&self, values: &[f64]) -> Field {
+        let Self { rows, cols, points, size } = self;
+        let mut pixels = vec![None; rows * cols];
+        let around = |at: usize, end: usize| {
+            let first = at.saturating_sub(size / 2);
+            first..(first + size).min(end)
+        };
+        for &(point, [row, col]) in points {
+            for row in around(row, *rows) {
+                pixels[row * cols..][around(col, *cols)].fill(values.get(point).copied());
+            }
+        }
+        Field { rows: *rows, cols: *cols, values: pixels }
+    }
+}
+
+/// The least and the largest finite number; 0 without any.
+fn span(line: &[f64]) -> (f64, f64) {
+    let finite = line.iter().copied().filter(|value| value.is_finite());
+    let span = finite
+        .map(|value| (value, value))
+        .reduce(|(low, high), (value, _)| (low.min(value), high.max(value)));
+    span.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A long cloud lies across, seen from the end of its thinnest dim: the point in front hides the one behind it.
+    #[test]
+    fn points_are_seen_along_the_thinnest_dim() {
+        let coordinates = [[0.0, 0.0, 0.5, 0.5, 0.0], [0.0, 4.0, 0.0, 4.0, 4.0], [0.0, 0.0, 0.0, 0.0, 0.1]];
+        let cloud = Cloud::new(&Tensor::from_slice2(&coordinates)).unwrap();
+        assert_eq!((cloud.rows, cloud.cols), (33, SIDE));
+        let field = cloud.field(&[1.0, 2.0, 3.0, 4.0, 5.0]);
+        let at = |row: usize, col: usize| field.values[row * SIDE + col];
+        assert_eq!([at(32, 0), at(0, 0)], [Some(1.0), Some(3.0)]);
+        assert_eq!([at(32, SIDE - 1), at(0, SIDE - 1)], [Some(5.0), Some(4.0)]);
+        assert_eq!(at(16, SIDE / 2), None);
+    }
+
+    #[test]
+    fn a_single_point_and_points_on_a_line_are_drawn() {
+        for coordinates in [vec![[1.0], [2.0]], vec![[f64::NAN], [2.0]]] {
+            let _ = Cloud::new(&Tensor::from_slice2(&coordinates)).unwrap().field(&[1.0]);
+        }
+        let cloud = Cloud::new(&Tensor::from_slice2(&[[0.0, 1.0], [3.0, 3.0]])).unwrap();
+        assert_eq!((cloud.rows, cloud.cols), (1, SIDE));
+        assert_eq!(cloud.field(&[1.0, 2.0]).values[0], Some(1.0));
+    }
+}
