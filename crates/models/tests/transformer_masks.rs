@@ -1,6 +1,4 @@
 //! DiT with masks of invalid points.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use isobar_models::{Architecture, AttentionBackend, Dit, DitConfig, Mode, ModelConfig, Split};
 use rstest::rstest;
 use tch::{Kind, Tensor};

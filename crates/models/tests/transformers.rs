@@ -9,7 +9,7 @@ use isobar_mesh::DeviceMesh;
 use isobar_models::{
     Architecture, AttentionBackend, Batch, DetokenizerKind, Dit, DitAttention, DitBlockOptions,
     DitConditioning, DitConfig, DitDetokenizer, DitEmbedder, DitPositions, DitTokenizer, EmbedFn, FieldSpec,
-    Mode, ModelConfig, PerDim, QkNorm, Split, Vit, VitConfig, VitPositions,
+    Mode, ModelConfig, PerDim, QkNorm, Vit, VitConfig, VitPositions,
 };
 use isobar_shard::{CommTrace, MeshParams, ParamStore, Placement, ShardTensor, forbid_hidden_communication};
 use isobar_torch::guard::Autocast;
@@ -17,8 +17,8 @@ use rstest::rstest;
 use serde_json::json;
 use tch::{Device, Kind, Tensor};
 
+use crate::common::perturb;
 use crate::common::twin::{Axis, Twin, split};
-use crate::common::{perturb, received};
 
 pub(crate) const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 
