@@ -51,7 +51,7 @@ impl Cloud {
         if let Some(&(depth, _)) = spans.get(2) {
             order.sort_by(|&one, &other| lines[depth][one].total_cmp(&lines[depth][other]));
         }
-        let size = (rows * cols / order.len().max(1)).isqrt().max(1) * 2;
+        let size = (rows * cols / order.len().max(1)).isqrt().max(1) * 3;
         let place = |point: usize| (point, [rows - 1 - pixel(spans[1], point), pixel(spans[0], point)]);
         Ok(Self { rows, cols, points: order.into_iter().map(place).collect(), size })
     }
