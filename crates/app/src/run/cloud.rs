@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn points_are_seen_along_the_thinnest_dim() {
         let coordinates = [[0.0, 0.0, 0.5, 0.5, 0.0], [0.0, 4.0, 0.0, 4.0, 4.0], [0.0, 0.0, 0.0, 0.0, 0.1]];
-        let cloud = Cloud::new(&Tensor::from_slice2(&coordinates)).unwrap();
+        let cloud = Cloud { size: 1, ..Cloud::new(&Tensor::from_slice2(&coordinates)).unwrap() };
         assert_eq!((cloud.rows, cloud.cols), (33, SIDE));
         let field = cloud.field(&[1.0, 2.0, 3.0, 4.0, 5.0]);
         let at = |row: usize, col: usize| field.values[row * SIDE + col];

@@ -25,7 +25,7 @@ const LINES: usize = 256;
 /// Most points of a line that is shown alone.
 const POINTS: usize = 512;
 
-/// What a picture says and shows of the fields.
+/// Titles of a picture, and the place of its points.
 pub(crate) struct Legend {
     /// Titles of the channels that are shown of the input and of the target.
     pub(crate) titles: [String; 2],

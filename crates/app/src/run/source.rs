@@ -168,7 +168,8 @@ impl Source {
         Ok(unique_names(self.chosen_targets(&self.names.targets)?.into_iter().flat_map(channels).collect()))
     }
 
-    /// What pictures say and show: the first channel of inputs and targets, and of point clouds the coordinates `points`.
+    /// Returns the titles of pictures, those of the first channel of inputs and targets, and the channels of the coordinates `points` of a
+    /// point cloud.
     pub(crate) fn legend(&self, points: Option<&str>) -> Result<Legend> {
         let first = |variables: Vec<DataVariable>| picture::title(&variables[0]).to_owned();
         let Variables { inputs, targets, .. } = &self.names;
