@@ -26,7 +26,7 @@ pub(crate) trait WindowStore {
         values: &[f32],
     ) -> Result<()>;
 
-    /// Renames the file into handle, once all values are written.
+    /// Renames the file into place, once all values are written.
     fn finish(self, handles: Vec<Self::Handle>) -> Result<()>;
 }
 

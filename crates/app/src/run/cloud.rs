@@ -7,7 +7,10 @@ use isobar_array::Array;
 use isobar_torch::memory::to_vec;
 use tch::{Device, Kind, Tensor};
 
-use super::raster::{Field, SIDE};
+use super::raster::{Field, LETTER, SIDE};
+
+/// Least height of a picture, for the numbers of its colour bar.
+const LEAST_ROWS: usize = 3 * LETTER;
 
 /// The pixels at which the points of a cloud are drawn.
 pub(super) struct Cloud {
@@ -28,8 +31,8 @@ impl Cloud {
         (0..own.size()[0]).map(|sample| Self::new(&own.f_get(sample)?)).collect()
     }
 
-    /// A cloud of coordinates `[coordinate, point]`, of which there are two or three. Of three, the picture looks along the one of least
-    /// extent, from its positive end; the one of largest extent goes to the right.
+    /// Places a cloud of coordinates `[coordinate, point]`, of which there are two or three. Of three, the one of largest extent goes to
+    /// the right, and the picture looks along the one of least extent.
     fn new(coordinates: &Tensor) -> Result<Self> {
         let mut lines = Vec::new();
         for at in 0..coordinates.size()[0] {
@@ -45,14 +48,22 @@ impl Cloud {
             ((lines[line][point] - low) * scale).round() as usize
         };
         let side = |span| (extent(span) * scale).round() as usize + 1;
-        let (rows, cols) = (side(spans[1]), side(spans[0]));
+        let (height, cols) = (side(spans[1]), side(spans[0]));
         let finite = |point: &usize| lines.iter().all(|line| line[*point].is_finite());
         let mut order: Vec<usize> = (0..lines[0].len()).filter(finite).collect();
         if let Some(&(depth, _)) = spans.get(2) {
             order.sort_by(|&one, &other| lines[depth][one].total_cmp(&lines[depth][other]));
+            // Right, up and towards the viewer are a right-handed system, so that nothing is mirrored.
+            if (spans[0].0 + 1) % 3 != spans[1].0 {
+                order.reverse();
+            }
         }
-        let size = (rows * cols / order.len().max(1)).isqrt().max(1) * 3;
-        let place = |point: usize| (point, [rows - 1 - pixel(spans[1], point), pixel(spans[0], point)]);
+        // Of a surface, half of the points are hidden.
+        let apart = if lines.len() > 2 { 3 } else { 2 };
+        let size = (height * cols / order.len().max(1)).isqrt().max(1) * apart;
+        let (rows, above) = (height.max(LEAST_ROWS), LEAST_ROWS.saturating_sub(height) / 2);
+        let row = |point: usize| above + height - 1 - pixel(spans[1], point);
+        let place = |point: usize| (point, [row(point), pixel(spans[0], point)]);
         Ok(Self { rows, cols, points: order.into_iter().map(place).collect(), size })
     }
 
@@ -60,10 +71,7 @@ impl Cloud {
     pub(super) fn field(&self, values: &[f64]) -> Field {
         let Self { rows, cols, points, size } = self;
         let mut pixels = vec![None; rows * cols];
-        let around = |at: usize, end: usize| {
-            let first = at.saturating_sub(size / 2);
-            first..(first + size).min(end)
-        };
+        let around = |at: usize, end: usize| at.saturating_sub(size / 2)..(at + size.div_ceil(2)).min(end);
         for &(point, [row, col]) in points {
             for row in around(row, *rows) {
                 pixels[row * cols..][around(col, *cols)].fill(values.get(point).copied());
@@ -86,17 +94,21 @@ fn span(line: &[f64]) -> (f64, f64) {
 mod tests {
     use super::*;
 
-    /// A long cloud lies across, seen from the end of its thinnest dim: the point in front hides the one behind it.
+    /// A long cloud lies across, seen along its thinnest dim: the point in front hides the one behind it.
     #[test]
     fn points_are_seen_along_the_thinnest_dim() {
-        let coordinates = [[0.0, 0.0, 0.5, 0.5, 0.0], [0.0, 4.0, 0.0, 4.0, 4.0], [0.0, 0.0, 0.0, 0.0, 0.1]];
+        let coordinates = [[0.0, 0.0, 1.0, 1.0, 0.0], [0.0, 4.0, 0.0, 4.0, 4.0], [0.0, 0.0, 0.0, 0.0, 0.1]];
         let cloud = Cloud { size: 1, ..Cloud::new(&Tensor::from_slice2(&coordinates)).unwrap() };
-        assert_eq!((cloud.rows, cloud.cols), (33, SIDE));
+        assert_eq!((cloud.rows, cloud.cols), (65, SIDE));
         let field = cloud.field(&[1.0, 2.0, 3.0, 4.0, 5.0]);
         let at = |row: usize, col: usize| field.values[row * SIDE + col];
-        assert_eq!([at(32, 0), at(0, 0)], [Some(1.0), Some(3.0)]);
-        assert_eq!([at(32, SIDE - 1), at(0, SIDE - 1)], [Some(5.0), Some(4.0)]);
-        assert_eq!(at(16, SIDE / 2), None);
+        assert_eq!([at(64, 0), at(0, 0)], [Some(1.0), Some(3.0)]);
+        // With y to the right and x up, z points away from the viewer.
+        assert_eq!([at(64, SIDE - 1), at(0, SIDE - 1)], [Some(2.0), Some(4.0)]);
+        assert_eq!(at(32, SIDE / 2), None);
+        let same = [1, 0, 2].map(|at| coordinates[at]);
+        let cloud = Cloud { size: 1, ..Cloud::new(&Tensor::from_slice2(&same)).unwrap() };
+        assert_eq!(cloud.field(&[1.0, 2.0, 3.0, 4.0, 5.0]).values[64 * SIDE + SIDE - 1], Some(5.0));
     }
 
     #[test]
@@ -105,7 +117,7 @@ mod tests {
             let _ = Cloud::new(&Tensor::from_slice2(&coordinates)).unwrap().field(&[1.0]);
         }
         let cloud = Cloud::new(&Tensor::from_slice2(&[[0.0, 1.0], [3.0, 3.0]])).unwrap();
-        assert_eq!((cloud.rows, cloud.cols), (1, SIDE));
-        assert_eq!(cloud.field(&[1.0, 2.0]).values[0], Some(1.0));
+        assert_eq!((cloud.rows, cloud.cols), (LEAST_ROWS, SIDE));
+        assert_eq!(cloud.field(&[1.0, 2.0]).values[LEAST_ROWS / 2 * SIDE], Some(1.0));
     }
 }

@@ -182,7 +182,8 @@ impl Source {
         let all = self.chosen(&self.names.inputs)?;
         let count = |variable: &DataVariable| variable.channels.len() as i64;
         let own = all.iter().position(|variable| variable.name == name);
-        let own = own.filter(|_| self.extents().len() == 1 && !self.has_steps());
+        let is_cloud = self.extents().len() == 1 && self.target_extents() == self.extents();
+        let own = own.filter(|_| is_cloud && !self.has_steps());
         let Some(own) = own else {
             bail!(Exit::Usage.because(format!(
                 "data.points is {name:?}, expected one of data.inputs ({}), of samples without time on one dim of points; \

@@ -526,11 +526,12 @@ impl Reader<'_> {
             Ok(Some((times, unit.map(|unit| TimeUnit { unit, calendar: info.calendar }))))
         };
         match read() {
-            Err(error @ (Error::NotFinite { .. } | Error::Layout { .. })) => {
+            Ok(times) => Ok(times),
+            Err(error @ Error::Io { .. }) => Err(error),
+            Err(error) => {
                 tracing::warn!("the times of samples are not used: {error}");
                 Ok(None)
             }
-            times => times,
         }
     }
 

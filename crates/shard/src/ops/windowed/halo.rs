@@ -1,9 +1,9 @@
 //! Convolution of a rank's interior while its halo is in flight.
 //!
-//! Forward convolves the shard with zero padding, which needs no copy and gives the interior: the results whose windows lie in
-//! the shard. Then it convolves the border strips from shard and halo, and replaces the results at the edges. Backward relies on
-//! convolution being linear in its input: the shard's gradient is that of the zero-padded convolution. Only the halo's gradient,
-//! computed from the strips, is sent back, in flight while the shard's gradient is computed.
+//! Forward convolves the shard with zero padding, which needs no copy (except of volumes on some processors) and gives the interior:
+//! the results whose windows lie in the shard. Then it convolves the border strips from shard and halo, and replaces the results at
+//! the edges. Backward relies on convolution being linear in its input: the shard's gradient is that of the zero-padded convolution.
+//! Only the halo's gradient, computed from the strips, is sent back, in flight while the shard's gradient is computed.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
