@@ -31,8 +31,8 @@ impl Cloud {
         (0..own.size()[0]).map(|sample| Self::new(&own.f_get(sample)?)).collect()
     }
 
-    /// Places a cloud of coordinates `[coordinate, point]`, of which there are two or three. Of three, the one of largest extent goes to
-    /// the right, and the picture looks along the one of least extent.
+    /// Places a cloud of coordinates `[coordinate, point]`, of which there are two or three. Of three, the one of largest extent lies
+    /// across, and the picture looks along the one of least extent, from its positive end.
     fn new(coordinates: &Tensor) -> Result<Self> {
         let mut lines = Vec::new();
         for at in 0..coordinates.size()[0] {
@@ -53,17 +53,19 @@ impl Cloud {
         let mut order: Vec<usize> = (0..lines[0].len()).filter(finite).collect();
         if let Some(&(depth, _)) = spans.get(2) {
             order.sort_by(|&one, &other| lines[depth][one].total_cmp(&lines[depth][other]));
-            // Right, up and towards the viewer are a right-handed system, so that nothing is mirrored.
-            if (spans[0].0 + 1) % 3 != spans[1].0 {
-                order.reverse();
-            }
         }
         // Of a surface, half of the points are hidden.
         let apart = if lines.len() > 2 { 3 } else { 2 };
         let size = (height * cols / order.len().max(1)).isqrt().max(1) * apart;
         let (rows, above) = (height.max(LEAST_ROWS), LEAST_ROWS.saturating_sub(height) / 2);
         let row = |point: usize| above + height - 1 - pixel(spans[1], point);
-        let place = |point: usize| (point, [row(point), pixel(spans[0], point)]);
+        // Right, up and towards the viewer are a right-handed system, so that nothing is mirrored.
+        let is_turned = lines.len() > 2 && (spans[0].0 + 1) % 3 != spans[1].0;
+        let col = |point: usize| match pixel(spans[0], point) {
+            col if is_turned => cols - 1 - col,
+            col => col,
+        };
+        let place = |point: usize| (point, [row(point), col(point)]);
         Ok(Self { rows, cols, points: order.into_iter().map(place).collect(), size })
     }
 
@@ -102,9 +104,9 @@ mod tests {
         assert_eq!((cloud.rows, cloud.cols), (65, SIDE));
         let field = cloud.field(&[1.0, 2.0, 3.0, 4.0, 5.0]);
         let at = |row: usize, col: usize| field.values[row * SIDE + col];
-        assert_eq!([at(64, 0), at(0, 0)], [Some(1.0), Some(3.0)]);
-        // With y to the right and x up, z points away from the viewer.
-        assert_eq!([at(64, SIDE - 1), at(0, SIDE - 1)], [Some(2.0), Some(4.0)]);
+        // With x up and z towards the viewer, y goes to the left.
+        assert_eq!([at(64, SIDE - 1), at(0, SIDE - 1)], [Some(1.0), Some(3.0)]);
+        assert_eq!([at(64, 0), at(0, 0)], [Some(5.0), Some(4.0)]);
         assert_eq!(at(32, SIDE / 2), None);
         let same = [1, 0, 2].map(|at| coordinates[at]);
         let cloud = Cloud { size: 1, ..Cloud::new(&Tensor::from_slice2(&same)).unwrap() };
