@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -112,8 +113,9 @@ impl Cluster {
             if output.status.success() {
                 return String::from_utf8(output.stdout).unwrap().trim().to_owned();
             }
-            // The controller of a loaded machine may not answer in time.
-            let unanswered = String::from_utf8_lossy(&output.stderr).contains("contact slurm controller");
+            // The controller of a loaded machine may not answer in time, and a command on a host that fails is killed.
+            let unanswered = String::from_utf8_lossy(&output.stderr).contains("contact slurm controller")
+                || output.status.signal().is_some();
             assert!(
                 unanswered && program != "sbatch" && Instant::now() < end,
                 "{program} {args:?}: {output:?}\n{}",
