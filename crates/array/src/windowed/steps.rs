@@ -189,6 +189,21 @@ impl ConvParams {
         groups: i64,
         transposed: bool,
     ) -> Result<Tensor, TchError> {
+        // oneDNN's fast kernel for the gradient of a volume's weight refuses padding of the first dim where vectors have 8 floats.
+        static PADS: LazyLock<bool> = LazyLock::new(|| isobar_torch::cpu_capability() == "AVX2");
+        self.convolve_with(x, weight, bias, (groups, transposed), *PADS)
+    }
+
+    /// Convolves. If `pads`, the input of a volume that oneDNN trains is padded before, along its first dim. That takes half the time,
+    /// and more memory.
+    fn convolve_with(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        (groups, transposed): (i64, bool),
+        pads: bool,
+    ) -> Result<Tensor, TchError> {
         let (input, output) = if transposed { (0, 1) } else { (1, 0) };
         let (mut x, mut weight) = (lowered(x)?, lowered(weight)?);
         let mut bias = bias.map(lowered).transpose()?;
@@ -204,8 +219,9 @@ impl ConvParams {
         let order = order_for_onednn(&x, &weight, groups);
         let mut padding = self.padding.clone();
         let first = order.map_or(0, |order| order[0]);
-        if !transposed && padding[first] > 0 && is_slow_with_padding(&x, &weight) {
-            x = with_zeros(&x, first as i64 + 2, padding[first])?;
+        let by_onednn = order.is_some() || takes_onednn(&x, groups);
+        if pads && !transposed && padding[first] > 0 && by_onednn && trains_volume(&x, &weight) {
+            x = padded(&x, first as i64 + 2, [padding[first]; 2])?;
             padding[first] = 0;
         }
         let (stride, padding) = (self.stride.as_slice(), padding.as_slice());
@@ -231,11 +247,13 @@ impl ConvParams {
     }
 }
 
+/// Most numbers of a sample's first planes for which libtorch takes its own kernel.
+const FEW: i64 = 20480;
+
 /// The order of spatial dims in which libtorch takes oneDNN for a volume on CPU, where it does not as they stand: it looks at
 /// the first two only, which are small where the first is split, and else writes every kernel's window out, which takes more
 /// time and tens of times the input's memory.
 fn order_for_onednn(x: &Tensor, weight: &Tensor, groups: i64) -> Option<[usize; 3]> {
-    const FEW: i64 = 20480;
     let [1, channels, extents @ ..] = &x.size()[..] else { return None };
     let [_, _, kernel @ ..] = &weight.size()[..] else { return None };
     let (Ok(extents), Ok(kernel)) = (<[i64; 3]>::try_from(extents), <[i64; 3]>::try_from(kernel)) else {
@@ -249,25 +267,28 @@ fn order_for_onednn(x: &Tensor, weight: &Tensor, groups: i64) -> Option<[usize; 
     [[1, 2, 0], [0, 2, 1]].into_iter().find(|&order| !small(order))
 }
 
-/// Returns whether oneDNN computes the gradient of a volume's weight without its fast kernel because the first spatial dim is padded:
-/// it does where vectors have 8 floats, and takes twice the time. The padded input takes more memory, so only in training.
-fn is_slow_with_padding(x: &Tensor, weight: &Tensor) -> bool {
-    static VECTORS_OF_8: LazyLock<bool> = LazyLock::new(|| isobar_torch::cpu_capability() == "AVX2");
-    let is_volume = x.dim() == 5 && x.kind() == Kind::Float && x.device() == Device::Cpu;
-    is_volume && weight.requires_grad() && is_grad_enabled() && *VECTORS_OF_8
+/// Returns whether libtorch takes oneDNN for a volume with its dims as they stand.
+fn takes_onednn(x: &Tensor, groups: i64) -> bool {
+    let [batch, channels, first, second, _] = x.size()[..] else { return false };
+    batch > 1 || groups > 1 || channels * first * second > FEW
 }
 
-/// Pads a dim with zeros on both sides.
-fn with_zeros(x: &Tensor, dim: i64, width: i64) -> Result<Tensor, TchError> {
+/// Returns whether the gradient of the weight of a volume in single precision will be computed on CPU.
+fn trains_volume(x: &Tensor, weight: &Tensor) -> bool {
+    let is_volume = x.dim() == 5 && x.kind() == Kind::Float && x.device() == Device::Cpu;
+    is_volume && weight.requires_grad() && is_grad_enabled()
+}
+
+/// Pads a dim with zeros before and after.
+fn padded(x: &Tensor, dim: i64, widths: [i64; 2]) -> Result<Tensor, TchError> {
     let behind = x.dim() as i64 - 1 - dim;
-    let pairs: Vec<i64> = std::iter::repeat_n(0, 2 * behind as usize).chain([width; 2]).collect();
+    let pairs: Vec<i64> = std::iter::repeat_n(0, 2 * behind as usize).chain(widths).collect();
     x.f_constant_pad_nd(pairs)
 }
 
 /// One element of zeros along a dim that has none.
 fn with_one(x: &Tensor, dim: usize) -> Result<Tensor, TchError> {
-    let pairs: Vec<i64> = (0..x.dim()).rev().flat_map(|d| [0, i64::from(d == dim)]).collect();
-    x.f_constant_pad_nd(pairs)
+    padded(x, dim as i64, [0, 1])
 }
 
 /// Returns the number of spatial dims of a weight, after checking that the input has as many, with or without a batch.
@@ -301,30 +322,50 @@ fn check_bias(op: &'static str, bias: Option<&[i64]>, channels: i64) -> Result<(
 mod tests {
     use super::*;
 
-    /// Gradients with the padding that is added to the input are those of the dense operator, with and without another order of dims.
-    #[test]
-    fn padding_ahead_changes_nothing() {
-        for extents in [[4, 40, 36], [36, 40, 4], [3, 3, 4]] {
-            let shape = [&[1, 16], &extents[..]].concat();
-            let leaf = |shape: &[i64], kind| {
-                let x = Tensor::f_arange(shape.iter().product::<i64>(), (Kind::Double, Device::Cpu)).unwrap();
-                (x * 0.7).sin().reshape(shape).to_kind(kind).set_requires_grad(true)
-            };
-            let run = |kind: Kind| {
-                let (x, weight) = (leaf(&shape, kind), leaf(&[16, 16, 3, 3, 3], kind));
-                let [stride, padding, dilation] = [vec![1, 2, 1], vec![1, 2, 1], vec![1, 1, 1]];
-                let steps = ConvParams { stride, padding, dilation, extra: vec![0; 3] };
-                let y = steps.convolve(&x, &weight, None, 1, false).unwrap();
-                let y = &y * y.detach().cos();
-                y.sum(kind).backward();
-                [y, x.grad(), weight.grad()].map(|tensor| tensor.detach().to_kind(Kind::Double))
-            };
-            for (single, double) in run(Kind::Float).iter().zip(run(Kind::Double)) {
-                let scale = double.abs().max().double_value(&[]);
-                let worst = (single - &double).abs().max().double_value(&[]);
-                assert!(worst <= 1e-3 * scale, "{extents:?}: {worst} of {scale}");
+    /// With and without an input that is padded before, results and gradients are those of double precision, but for rounding.
+    #[rstest::rstest]
+    #[case::one_sample(&[1, 16, 40, 36, 4], 1, [1, 1, 1])]
+    #[case::in_another_order(&[1, 16, 4, 40, 36], 1, [1, 2, 1])]
+    #[case::batch(&[2, 4, 5, 6, 7], 1, [1, 2, 1])]
+    #[case::groups(&[1, 4, 5, 6, 7], 2, [2, 1, 1])]
+    #[case::one_plane(&[2, 4, 1, 6, 7], 1, [1, 1, 1])]
+    #[case::few(&[1, 4, 5, 6, 7], 1, [1, 1, 1])]
+    fn padding_before_changes_nothing(#[case] shape: &[i64], #[case] groups: i64, #[case] stride: [i64; 3]) {
+        let leaf = |shape: &[i64], kind: Kind| {
+            let x = Tensor::arange(shape.iter().product::<i64>(), (Kind::Double, Device::Cpu));
+            (x * 0.7).sin().reshape(shape).to_kind(kind).set_requires_grad(true)
+        };
+        let run = |pads: bool, kind: Kind| {
+            let weight = leaf(&[6, shape[1] / groups, 3, 3, 3], kind);
+            let (x, bias) = (leaf(shape, kind), leaf(&[6], kind));
+            let (padding, dilation) = (vec![2, 2, 1], vec![2, 1, 1]);
+            let steps = ConvParams { stride: stride.to_vec(), padding, dilation, extra: vec![0; 3] };
+            let y = steps.convolve_with(&x, &weight, Some(&bias), (groups, false), pads).unwrap();
+            (&y * y.detach().cos()).sum(kind).backward();
+            [y.detach(), x.grad(), weight.grad(), bias.grad()].map(|tensor| tensor.to_kind(Kind::Double))
+        };
+        let double = run(false, Kind::Double);
+        for pads in [false, true] {
+            for (single, double) in run(pads, Kind::Float).iter().zip(&double) {
+                let largest = double.abs().max().double_value(&[]);
+                let worst = (single - double).abs().max().double_value(&[]);
+                assert!(worst <= 1e-3 * largest, "{pads}: {worst} of {largest}");
             }
         }
+    }
+
+    /// Nothing is padded for a weight that is not trained, another precision, or libtorch's own kernel.
+    #[test]
+    fn padding_is_for_volumes_that_onednn_trains() {
+        let volume = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
+        let (x, fixed) = (volume(&[1, 16, 40, 40, 4]), volume(&[16, 16, 3, 3, 3]));
+        let trained = fixed.copy().set_requires_grad(true);
+        assert!(trains_volume(&x, &trained) && !trains_volume(&x, &fixed));
+        assert!(!trains_volume(&x.to_kind(Kind::Double), &trained) && !trains_volume(&x.get(0), &trained));
+        tch::no_grad(|| assert!(!trains_volume(&x, &trained)));
+        let takes = |shape: &[i64], groups| takes_onednn(&volume(shape), groups);
+        assert!(takes(&[1, 16, 40, 40, 4], 1) && takes(&[2, 16, 4, 4, 4], 1) && takes(&[1, 16, 4, 4, 4], 2));
+        assert!(!takes(&[1, 16, 4, 4, 4], 1));
     }
 
     #[test]
