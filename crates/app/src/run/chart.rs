@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::raster::{Canvas, INK, LETTER, MARGIN, NUMBERS, Rgb, SIDE, number};
+use super::raster::{Canvas, INK, LETTER, MARGIN, NUMBERS, Rgb, SIDE, finite_range, number};
 use isobar_command::exit::{Because, Exit};
 
 /// Curves of one quantity.
@@ -105,13 +105,8 @@ impl Chart {
     /// Returns the range of the vertical axis: the least and the largest value, extended to 0 if `include_zero`.
     fn range(&self) -> (f64, f64) {
         let values = self.curves.iter().flat_map(|curve| curve.values.iter().flatten().copied());
-        let values = values.filter(|value| value.is_finite());
-        let wider = |(low, high): (f64, f64), value: f64| (low.min(value), high.max(value));
-        let own = values.map(|value| (value, value)).reduce(|range, (value, _)| wider(range, value));
-        match self.include_zero {
-            true => wider(own.unwrap_or_default(), 0.0),
-            false => own.unwrap_or_default(),
-        }
+        let zero = self.include_zero.then_some(0.0);
+        finite_range(values.chain(zero)).unwrap_or_default()
     }
 
     /// Draws the curves with the numbers of both axes.

@@ -7,7 +7,7 @@ use isobar_array::Array;
 use isobar_torch::memory::to_vec;
 use tch::{Device, Kind, Tensor};
 
-use super::raster::{Field, LETTER, SIDE};
+use super::raster::{Field, LETTER, SIDE, finite_range};
 
 /// Least height of a picture, for the numbers of its colour bar.
 const LEAST_ROWS: usize = 3 * LETTER;
@@ -38,7 +38,8 @@ impl Cloud {
         for at in 0..coordinates.size()[0] {
             lines.push(to_vec::<f64>(&coordinates.f_get(at)?.f_contiguous()?)?);
         }
-        let mut spans: Vec<(usize, (f64, f64))> = lines.iter().map(|line| span(line)).enumerate().collect();
+        let span = |line: &Vec<f64>| finite_range(line.iter().copied()).unwrap_or_default();
+        let mut spans: Vec<(usize, (f64, f64))> = lines.iter().map(span).enumerate().collect();
         if lines.len() > 2 {
             spans.sort_by(|(_, one), (_, other)| (other.1 - other.0).total_cmp(&(one.1 - one.0)));
         }
@@ -81,15 +82,6 @@ impl Cloud {
         }
         Field { rows: *rows, cols: *cols, values: pixels }
     }
-}
-
-/// The least and the largest finite number; 0 without any.
-fn span(line: &[f64]) -> (f64, f64) {
-    let finite = line.iter().copied().filter(|value| value.is_finite());
-    let span = finite
-        .map(|value| (value, value))
-        .reduce(|(low, high), (value, _)| (low.min(value), high.max(value)));
-    span.unwrap_or_default()
 }
 
 #[cfg(test)]

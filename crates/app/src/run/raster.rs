@@ -69,10 +69,14 @@ impl Field {
     }
 
     fn range(&self) -> (f64, f64) {
-        let finite = self.values.iter().flatten().copied().filter(|value| value.is_finite());
-        finite
-            .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
+        finite_range(self.values.iter().flatten().copied()).unwrap_or((f64::INFINITY, f64::NEG_INFINITY))
     }
+}
+
+/// The least and the largest of the values that are finite.
+pub(super) fn finite_range(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
+    let finite = values.filter(|value| value.is_finite());
+    finite.map(|value| (value, value)).reduce(|(low, high), (value, _)| (low.min(value), high.max(value)))
 }
 
 impl Panel {
