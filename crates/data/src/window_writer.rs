@@ -3,12 +3,10 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use isobar_torch::memory;
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
-use crate::content::{Content, StoredAxes};
+use crate::content::{Checked, Content, StoredAxes};
 use crate::dataset_writer::DatasetWriter;
-use crate::finite::check_values;
 use crate::grid::DataVariable;
 use crate::{Error, Result};
 
@@ -87,15 +85,10 @@ impl<S: WindowStore> DatasetWriter for WindowWriter<S> {
             });
         };
         let of = &mut self.variables[at];
-        let frames = of.axes.check(variable, (sample, first), points, values)?;
-        if values.numel() == 0 {
-            return Ok(());
-        }
-        let stored = values.f_detach()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?;
-        let stored: Vec<f32> = memory::to_vec(&stored)?;
-        let window = of.axes.window(sample, frames.clone(), points);
-        check_values(&self.target, variable, &window, &stored, self.missing)?;
-        self.store.write(&of.handle, variable, &window, &stored)?;
+        let file = (self.target.as_path(), self.missing);
+        let checked = of.axes.checked(file, variable, (sample, first), points, values)?;
+        let Some(Checked { frames, window, values }) = checked else { return Ok(()) };
+        self.store.write(&of.handle, variable, &window, &values)?;
         let points: usize = points.iter().map(Range::len).product();
         let before = sample * of.axes.frame_count();
         let written = &mut of.written[before + frames.start..before + frames.end];

@@ -14,6 +14,7 @@ mod pdebench;
 mod read;
 mod refuse;
 mod remote;
+mod sample_times;
 mod shallow_water;
 mod statistics;
 mod storage;

@@ -99,10 +99,8 @@ impl Reader<'_> {
             Some(samples) => self.sample_times(&opened, samples)?,
             None => None,
         };
-        let (times, unit) = times.map_or((None, None), |(times, unit)| (Some(times), unit));
-        let (sample_times, sample_unit) =
-            sample_times.map_or((None, None), |(times, unit)| (Some(times), unit));
-        let time_unit = unit.or(sample_unit);
+        let ((times, unit), (sample_times, sample_unit)) = (times.unzip(), sample_times.unzip());
+        let time_unit = unit.or(sample_unit).flatten();
         let (mut variables, mut described) = (Vec::new(), Vec::new());
         for (name, path, info, axes) in opened {
             let roles: Vec<Role> = axes.iter().map(|axis| self.role(axis, &channel_axes, &dims)).collect();
@@ -504,35 +502,41 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads the time of each sample: the array of the time axis's coordinates, if it is along the axis of samples. `None` without one,
-    /// or if it is itself one of the variables. Times that cannot be used are left out, with a warning.
+    /// Reads the time of each sample: the array of the time axis's coordinates whose only axis is that of samples. `None` without one, or
+    /// if it is itself one of the variables. Times that cannot be used are left out, with a warning.
     fn sample_times(&self, opened: &[Opened<'_>], samples: usize) -> Result<Option<SampleTimes>> {
+        match self.stored_sample_times(opened, samples) {
+            Err(error) if !matches!(error, Error::Io { .. }) => {
+                tracing::warn!("the times of samples are not used: {error}");
+                Ok(None)
+            }
+            times => times,
+        }
+    }
+
+    fn stored_sample_times(&self, opened: &[Opened<'_>], samples: usize) -> Result<Option<SampleTimes>> {
         let ArrayOptions { sample, time, variables, coordinates, .. } = self.options;
         let own = variables.get(time);
         let named = coordinates.get(time).map(String::as_str).or_else(|| own.map(|own| own.path()));
         let known = self.arrays.names();
-        let mut paths = named.map(str::to_owned).into_iter().chain(nearest(&opened[0].1, time));
-        let Some(path) = paths.find(|path| known.contains(path)) else { return Ok(None) };
-        let read = || {
+        let paths = named.map(str::to_owned).into_iter().chain(nearest(&opened[0].1, time));
+        for path in paths.filter(|path| known.contains(path)) {
             let info = self.arrays.info(&path)?;
-            let axes = own.and_then(|own| own.axes()).map(<[String]>::to_vec).or_else(|| info.axes.clone());
-            let is_along_samples = axes.is_none_or(|axes| axes == [sample.as_str()]);
-            if info.shape != [samples] || !is_along_samples || opened.iter().any(|(_, own, ..)| *own == path)
-            {
+            let of_variable = own.filter(|own| own.path() == path);
+            let given = of_variable.and_then(|own| own.axes()).map(<[String]>::to_vec);
+            let is_along_samples =
+                given.or_else(|| info.axes.clone()).is_some_and(|axes| axes == [sample.as_str()]);
+            if info.shape != [samples] || !is_along_samples {
+                continue;
+            }
+            if opened.iter().any(|(_, chosen, ..)| *chosen == path) {
                 return Ok(None);
             }
             let times = self.line(&path, &info)?;
-            let unit = own.and_then(|own| own.unit()).map(str::to_owned).or(info.unit);
-            Ok(Some((times, unit.map(|unit| TimeUnit { unit, calendar: info.calendar }))))
-        };
-        match read() {
-            Ok(times) => Ok(times),
-            Err(error @ Error::Io { .. }) => Err(error),
-            Err(error) => {
-                tracing::warn!("the times of samples are not used: {error}");
-                Ok(None)
-            }
+            let unit = of_variable.and_then(|own| own.unit()).map(str::to_owned).or(info.unit);
+            return Ok(Some((times, unit.map(|unit| TimeUnit { unit, calendar: info.calendar }))));
         }
+        Ok(None)
     }
 
     /// The stored channels of some levels along an axis, in the order requested.

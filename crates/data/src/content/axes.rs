@@ -1,11 +1,14 @@
 //! Axes of a variable in a file that is written, and checks of the values that are given for it.
 
 use std::ops::Range;
+use std::path::Path;
 
-use tch::Tensor;
+use isobar_torch::memory;
+use tch::{Device, Kind, Tensor};
 
 use super::{Content, SAMPLE, TIME};
 use crate::boxes::check_range;
+use crate::finite::check_values;
 use crate::grid::{DataVariable, Dim};
 use crate::{Error, Result};
 
@@ -21,6 +24,15 @@ pub(crate) struct StoredAxes {
     /// Points along each spatial dim; one each for a variable without spatial dims.
     grid: Vec<usize>,
     is_uniform: bool,
+}
+
+/// Values of a window that were checked.
+pub(crate) struct Checked {
+    /// Frames of the sample.
+    pub(crate) frames: Range<usize>,
+    /// Place along the stored axes.
+    pub(crate) window: Vec<Range<usize>>,
+    pub(crate) values: Vec<f32>,
 }
 
 impl StoredAxes {
@@ -94,8 +106,29 @@ impl StoredAxes {
         leading.into_iter().flatten().chain(points.iter().filter(|_| !self.is_uniform).cloned()).collect()
     }
 
-    /// Checks values that are given for a window of the points of consecutive frames, `[frame, channel, x, …]`, and returns the frames.
-    pub(crate) fn check(
+    /// Checks values that are given for a window of the points of consecutive frames, `[frame, channel, x, …]`: their shape and place, and
+    /// that they are finite, or NaN if that marks values that are `missing`. `None` of no value.
+    pub(crate) fn checked(
+        &self,
+        (target, missing): (&Path, bool),
+        variable: &str,
+        (sample, first): (usize, usize),
+        points: &[Range<usize>],
+        values: &Tensor,
+    ) -> Result<Option<Checked>> {
+        let frames = self.check(variable, (sample, first), points, values)?;
+        if values.numel() == 0 {
+            return Ok(None);
+        }
+        let values = values.f_detach()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?;
+        let values: Vec<f32> = memory::to_vec(&values)?;
+        let window = self.window(sample, frames.clone(), points);
+        check_values(target, variable, &window, &values, missing)?;
+        Ok(Some(Checked { frames, window, values }))
+    }
+
+    /// Checks the shape and place of values, and returns their frames.
+    fn check(
         &self,
         variable: &str,
         (sample, first): (usize, usize),

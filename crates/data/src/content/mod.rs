@@ -9,7 +9,7 @@ use crate::calendar::TimeUnit;
 use crate::grid::{DataVariable, Dim, Levels, PredictionMeta};
 use crate::{Error, Result};
 
-pub(crate) use self::axes::StoredAxes;
+pub(crate) use self::axes::{Checked, StoredAxes};
 pub(crate) use self::coordinates::{Texts, UNITS, of_times};
 
 /// Content of a data set to write, except its values.

@@ -84,7 +84,7 @@ impl Joined {
         let mut found = Vec::with_capacity(files.len());
         let mut parameters: Vec<Vec<(String, f64)>> = Vec::with_capacity(files.len());
         let mut with_gap: Option<Vec<f64>> = None;
-        let mut sample_times = Some(Vec::new());
+        let mut sample_times = Some(Vec::<f64>::new());
         for file in files {
             let data = opener.open(&file)?;
             let known = first.as_deref().unwrap_or(&*data);
@@ -93,12 +93,13 @@ impl Joined {
             found.push(File::of(file, &*data));
             parameters.push(data.parameters());
             // Files with such times have no frames, by which files would be sorted.
-            sample_times = sample_times.zip(sample_times_in(&*data, known.time_unit())).map(
-                |(mut all, own): (Vec<f64>, _)| {
+            sample_times = match (sample_times, sample_times_in(&*data, known.time_unit())) {
+                (Some(mut all), Some(own)) => {
                     all.extend(own);
-                    all
-                },
-            );
+                    Some(all)
+                }
+                _ => None,
+            };
             if with_gap.is_none() && data.uncut_times().is_some() && missing_frames(&*data).is_some() {
                 with_gap = data.uncut_times().map(<[f64]>::to_vec);
             }
@@ -286,17 +287,24 @@ impl Dataset for Joined {
     }
 }
 
-/// Returns the times of a file's samples in `unit`; `None` without times, or if they cannot be converted.
+/// Returns the times of a file's samples in `unit`; `None` without times, or, with a warning, if they cannot be converted.
 fn sample_times_in(data: &dyn Dataset, unit: Option<&TimeUnit>) -> Option<Vec<f64>> {
     let times = data.sample_times()?;
-    match (data.time_unit(), unit) {
-        (own, unit) if own == unit => Some(times),
-        (Some(own), Some(unit)) => {
-            let (from, to) = (TimeAxis::new(own).ok()?, TimeAxis::new(unit).ok()?);
-            times.into_iter().map(|time| from.convert(time, &to)).collect()
+    let converted = || {
+        if data.time_unit() == unit {
+            return Some(times);
         }
-        _ => None,
+        let (from, to) = (TimeAxis::new(data.time_unit()?).ok()?, TimeAxis::new(unit?).ok()?);
+        times.into_iter().map(|time| from.convert(time, &to)).collect()
+    };
+    let converted = converted();
+    if converted.is_none() {
+        tracing::warn!(
+            "the times of samples are not used: {} has them in another unit than the first file",
+            data.path().display()
+        );
     }
+    converted
 }
 
 /// Names of parameters that not all files have, or not with one value.

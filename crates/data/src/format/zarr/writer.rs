@@ -8,9 +8,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use isobar_torch::memory;
 use serde_json::{Map, Value, json};
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 use zarrs::array::codec::{GzipCodec, ZstdCodec};
 use zarrs::array::{
     Array, ArrayBuilder, ArrayBytes, ArrayToBytesCodecTraits as _, BytesToBytesCodecTraits, CodecOptions,
@@ -20,9 +19,8 @@ use zarrs::array::{
 use super::codecs::LARGEST;
 use crate::attributes::TITLE;
 use crate::boxes::{copy, extents, indices, shared, touched};
-use crate::content::{CHANNEL, Content, SAMPLE, StoredAxes, TIME, Texts, UNITS, of_times};
+use crate::content::{CHANNEL, Checked, Content, SAMPLE, StoredAxes, TIME, Texts, UNITS, of_times};
 use crate::dataset_writer::DatasetWriter;
-use crate::finite::check_values;
 use crate::hdf5::plain::{CHANNELS, COMPONENTS, COORDINATES, PERIODIC};
 use crate::unfinished::{Unfinished, check_absent};
 use crate::writers::WriterFormat;
@@ -372,16 +370,11 @@ impl DatasetWriter for ZarrWriter {
             return Err(Error::MissingField { path: self.target.clone(), field: variable.to_owned(), found });
         };
         let of = &self.variables[at];
-        let frames = of.axes.check(variable, (sample, first), points, values)?;
-        if values.numel() == 0 {
-            return Ok(());
-        }
-        let window = of.axes.window(sample, frames, points);
-        let stored = values.f_detach()?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?.f_contiguous()?;
-        let stored: Vec<f32> = memory::to_vec(&stored)?;
-        check_values(&self.target, variable, &window, &stored, self.missing)?;
+        let file = (self.target.as_path(), self.missing);
+        let checked = of.axes.checked(file, variable, (sample, first), points, values)?;
+        let Some(Checked { window, values, .. }) = checked else { return Ok(()) };
         // As the codec takes them: in this machine's order.
-        let bytes: Vec<u8> = stored.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
         let cut = extents(&window);
         for index in indices(&touched(&window, &of.chunk)) {
             let of = &self.variables[at];
